@@ -1,0 +1,136 @@
+"""KVBatchMeta: what travels between tasks in place of tensors. Pure, frozen, a few KB.
+
+    rollout ── meta(keys, lengths, tags) ──► logprob ── same meta ──► train ── same meta ──► clear
+                                    every stage adds columns under the same keys
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+# extra_info entries that describe one particular slicing of the rows; any re-slice makes them wrong.
+PACKING_KEYS = frozenset({"micro_batches", "packing", "padded_length", "permutation"})
+
+
+def mint_key(weight_version: int, prompt_uid: str, index: int) -> str:
+    """The key of one sample: minted once, at rollout. Never parse it; the parts also ride in `tags`."""
+    return f"v{weight_version}_p{prompt_uid}_g{index}"
+
+
+class KVBatchMeta(BaseModel):
+    """A batch by reference.
+
+    Attributes:
+        partition_id: the data-plane partition that holds the rows.
+        task_name: who made this meta (for messages and metrics).
+        keys: one per sample, unique.
+        fields: columns known to be written for every key.
+        sequence_lengths: tokens of each sample (prompt + response), aligned with `keys`.
+        tags: small plain values of each sample (reward, prompt uid, ...), aligned with `keys`.
+        extra_info: values about the batch as a whole.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    partition_id: str
+    task_name: str = ""
+    keys: tuple[str, ...]
+    fields: frozenset[str] = frozenset()
+    sequence_lengths: tuple[int, ...] = ()
+    tags: tuple[dict[str, Any], ...] = ()
+    extra_info: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _aligned(self) -> Self:
+        n = len(self.keys)
+        if len(set(self.keys)) != n:
+            doubled = next(key for key in self.keys if self.keys.count(key) > 1)
+            raise ValueError(f"partition {self.partition_id!r}: key {doubled!r} occurs twice")
+        for name in ("sequence_lengths", "tags"):
+            given = len(getattr(self, name))
+            if given not in (0, n):
+                raise ValueError(f"partition {self.partition_id!r}: {given} {name} for {n} keys")
+        return self
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def subset(self, rows: Sequence[int]) -> KVBatchMeta:
+        """The given rows, in the given order. Packing metadata is dropped.
+
+        Raises:
+            IndexError: a row outside the batch.
+        """
+        return self._with_rows(rows)
+
+    def slice(self, start: int, stop: int) -> KVBatchMeta:
+        """Rows start <= i < stop."""
+        return self._with_rows(range(len(self))[start:stop])
+
+    def drop(self, keys: Sequence[str]) -> KVBatchMeta:
+        """All rows but those with the given keys.
+
+        Raises:
+            KeyError: a key that is not in the batch.
+        """
+        gone = set(keys)
+        if unknown := gone - set(self.keys):
+            raise KeyError(f"partition {self.partition_id!r}: no key {sorted(unknown)[0]!r} to drop")
+        return self._with_rows([row for row, key in enumerate(self.keys) if key not in gone])
+
+    def with_fields(self, *fields: str) -> KVBatchMeta:
+        """The same rows with more columns known."""
+        return self.model_copy(update={"fields": self.fields | set(fields)})
+
+    def stamp_tags(self, values: Sequence[Mapping[str, Any]]) -> KVBatchMeta:
+        """Merge one mapping per row into its tags.
+
+        Raises:
+            ValueError: not one mapping per row.
+        """
+        if len(values) != len(self):
+            raise ValueError(f"partition {self.partition_id!r}: {len(values)} tags for {len(self)} keys")
+        old = self.tags or ({},) * len(self)
+        return self.model_copy(update={"tags": tuple({**a, **b} for a, b in zip(old, values, strict=True))})
+
+    @staticmethod
+    def concat(metas: Sequence[KVBatchMeta]) -> KVBatchMeta:
+        """Rows of all, in order; fields known for all of them.
+
+        Raises:
+            ValueError: nothing to join, different partitions, or tags/lengths on some only.
+        """
+        if not metas:
+            raise ValueError("concat of no metas")
+        partitions = sorted({meta.partition_id for meta in metas})
+        if len(partitions) > 1:
+            raise ValueError(f"concat across partitions: {', '.join(map(repr, partitions))}")
+        filled = [meta for meta in metas if len(meta)] or list(metas[:1])
+        return KVBatchMeta(
+            partition_id=partitions[0],
+            task_name=filled[0].task_name,
+            keys=tuple(key for meta in filled for key in meta.keys),
+            fields=frozenset.intersection(*(meta.fields for meta in filled)),
+            sequence_lengths=tuple(n for meta in filled for n in meta.sequence_lengths),
+            tags=tuple(tag for meta in filled for tag in meta.tags),
+            extra_info=_without_packing(filled[0].extra_info),
+        )
+
+    def _with_rows(self, rows: Sequence[int]) -> KVBatchMeta:
+        # Through the constructor: a doubled row must fail here, not in the queue.
+        return KVBatchMeta(
+            partition_id=self.partition_id,
+            task_name=self.task_name,
+            keys=tuple(self.keys[row] for row in rows),
+            fields=self.fields,
+            sequence_lengths=tuple(self.sequence_lengths[row] for row in rows) if self.sequence_lengths else (),
+            tags=tuple(self.tags[row] for row in rows) if self.tags else (),
+            extra_info=_without_packing(self.extra_info),
+        )
+
+
+def _without_packing(extra: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in extra.items() if name not in PACKING_KEYS}

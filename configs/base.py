@@ -1,0 +1,54 @@
+"""The strict model that every configuration class derives from, and the error that a person reads."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot run. The message names the field (or file) and says what to do."""
+
+
+class StrictModel(BaseModel):
+    """Immutable, and refuses fields that it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+def explain(error: ValidationError, root: type[BaseModel], source: str) -> ConfigError:
+    """Turn pydantic's report into one `ConfigError` with a line per field and, for typos, the nearest valid name."""
+    lines = []
+    for item in error.errors():
+        path = [str(part) for part in item["loc"]]
+        name = ".".join(path) or "(whole configuration)"
+        if item["type"] == "extra_forbidden":
+            lines.append(f"{name}: no such field{_suggest(root, path)}")
+        elif item["type"] == "missing":
+            lines.append(f"{name}: this field must be set")
+        else:
+            message = item["msg"].removeprefix("Value error, ")
+            given = item.get("input")
+            shown = "" if isinstance(given, dict | BaseModel) else f" (got {given!r})"
+            lines.append(f"{name}: {message}{shown}")
+    return ConfigError(f"{source}: " + "; ".join(lines))
+
+
+def _suggest(root: type[BaseModel], path: list[str]) -> str:
+    model = root
+    for part in path[:-1]:
+        found = _model_of(model.model_fields[part].annotation) if part in model.model_fields else None
+        if found is None:
+            return ""
+        model = found
+    names = list(model.model_fields)
+    near = difflib.get_close_matches(path[-1], names, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; valid fields here: {', '.join(names)}"
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for arg in get_args(annotation) if (found := _model_of(arg))), None)

@@ -1,0 +1,77 @@
+"""Recipe + overrides -> RunConfig. `load("arithmetic-cpu", ["model.hidden_size=256"])`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from configs.base import ConfigError, explain
+from configs.run import RunConfig
+
+RECIPES = Path(__file__).parent / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """The names that `load` knows without a path."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a recipe by name or path, apply `dotted.field=value` overrides (values are YAML), and validate.
+
+    Raises:
+        ConfigError: no such recipe, no such field, or a value that does not fit; one message names them all.
+    """
+    values = _read(recipe)
+    for override in overrides:
+        _apply(values, override)
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise explain(error, RunConfig, f"recipe {recipe!r}") from None
+
+
+def dump(config: RunConfig) -> str:
+    """The resolved configuration as YAML that `load` reads back to an equal object."""
+    data = config.model_dump(mode="json", exclude_none=True)
+    # A model taken from `path` has no shape fields of its own: written out, they would contradict the path.
+    if config.model.path is not None:
+        data["model"] = {"path": config.model.path}
+    return yaml.safe_dump(data, sort_keys=False)
+
+
+def _read(recipe: str) -> dict[str, Any]:
+    path = Path(recipe) if recipe.endswith((".yaml", ".yml")) else RECIPES / f"{recipe}.yaml"
+    if not path.is_file():
+        near = difflib.get_close_matches(recipe, recipe_names(), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"recipes: {', '.join(recipe_names())}; or give a path that ends in .yaml"
+        raise ConfigError(f"no recipe {recipe!r}: {hint}")
+    try:
+        values = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: a recipe is a mapping of fields, this file holds {type(values).__name__}")
+    return values
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    name, sep, text = override.partition("=")
+    if not sep or not name:
+        raise ConfigError(f"override {override!r}: write field=value, for example model.hidden_size=256")
+    *parents, leaf = name.split(".")
+    node = values
+    for parent in parents:
+        child = node.setdefault(parent, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"override {override!r}: {parent!r} is a value, not a block of fields")
+        node = child
+    try:
+        node[leaf] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"override {override!r}: the value is not valid YAML") from None

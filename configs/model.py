@@ -1,0 +1,50 @@
+"""Which language model is trained: a Hugging Face directory, or a small one written from scratch by the recipe."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from configs.base import StrictModel
+
+_SHAPE_FIELDS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "tie_word_embeddings",
+    "vocab_size",
+)
+
+
+class ModelConfig(StrictModel):
+    """Either `path`, or the shape of a Qwen3 model with a tokenizer of its own that the run writes (seeded)."""
+
+    path: str | None = Field(None, description="Directory of a dense Llama, Qwen2, Qwen2.5 or Qwen3 model in Hugging Face format.")
+    hidden_size: PositiveInt = 128
+    intermediate_size: PositiveInt = 384
+    num_hidden_layers: PositiveInt = 4
+    num_attention_heads: PositiveInt = 4
+    num_key_value_heads: PositiveInt = 2
+    max_position_embeddings: PositiveInt = Field(128, description="Context length in tokens.")
+    tie_word_embeddings: bool = True
+    vocab_size: PositiveInt = Field(256, description="Upper bound for the tokenizer that the recipe trains on its own prompts.")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        given = [name for name in _SHAPE_FIELDS if name in self.model_fields_set]
+        if self.path is not None and given:
+            raise ValueError(f"path is set, so the directory's config.json gives the shape: remove {', '.join(given)}")
+        if self.path is None:
+            if self.hidden_size % self.num_attention_heads:
+                raise ValueError(
+                    f"hidden_size ({self.hidden_size}) must divide by num_attention_heads ({self.num_attention_heads})"
+                )
+            if self.num_attention_heads % self.num_key_value_heads:
+                raise ValueError(
+                    f"num_attention_heads ({self.num_attention_heads}) must divide by num_key_value_heads ({self.num_key_value_heads})"
+                )
+        return self

@@ -1,0 +1,80 @@
+"""The policy: its parallel layout, optimizer, loss, and supervised warm start. Values go to Megatron-Core."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from configs.base import StrictModel
+
+
+class ParallelConfig(StrictModel):
+    """How the policy's workers split the model and the batch. World size is the product of the four."""
+
+    data: PositiveInt = 1
+    tensor: PositiveInt = 1  # MCore: tensor_model_parallel_size
+    pipeline: PositiveInt = 1  # MCore: pipeline_model_parallel_size
+    context: PositiveInt = 1  # MCore: context_parallel_size
+
+    @property
+    def world_size(self) -> int:
+        return self.data * self.tensor * self.pipeline * self.context
+
+
+class OptimizerConfig(StrictModel):
+    """AdamW by Megatron's optimizer, with its learning-rate schedule."""
+
+    lr: PositiveFloat = 1e-4
+    min_lr: NonNegativeFloat = 0.0
+    warmup_steps: NonNegativeInt = 0  # MCore OptimizerParamScheduler: lr_warmup_steps
+    decay_steps: PositiveInt | None = Field(None, description="Steps over which lr falls to min_lr; default: lr stays.")
+    decay_style: Literal["constant", "linear", "cosine"] = "constant"  # MCore: lr_decay_style
+    weight_decay: NonNegativeFloat = 0.0
+    beta1: float = Field(0.9, ge=0, lt=1)  # MCore: adam_beta1
+    beta2: float = Field(0.95, ge=0, lt=1)  # MCore: adam_beta2
+    eps: PositiveFloat = 1e-8  # MCore: adam_eps
+    clip_grad: NonNegativeFloat = Field(1.0, description="Largest global gradient norm; 0 switches clipping off.")
+
+
+class LossConfig(StrictModel):
+    """The clipped GRPO objective (DeepSeekMath, arXiv 2402.03300, eq. 3) and its usual variants."""
+
+    clip_low: PositiveFloat = Field(0.2, description="Ratio is clipped to [1 - clip_low, 1 + clip_high].")
+    clip_high: PositiveFloat = 0.2
+    kl_coef: NonNegativeFloat = Field(0.0, description="Weight of the k3 KL estimate against the reference; 0 skips ref_logprob.")
+    aggregation: Literal["token_mean", "sequence_mean"] = Field(
+        "token_mean", description="token_mean: over all response tokens (DAPO); sequence_mean: over responses of each one's token mean."
+    )
+    normalize_advantages: bool = Field(True, description="Divide by the group's standard deviation; False is Dr. GRPO.")
+
+
+class PolicyConfig(StrictModel):
+    """Megatron workers and what they optimise."""
+
+    parallel: ParallelConfig = ParallelConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    loss: LossConfig = LossConfig()
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    micro_batch_size: PositiveInt = Field(32, description="Sequences in one forward pass.")
+    updates_per_step: PositiveInt = Field(1, description="Optimizer steps per rollout; above 1 the batch is split (off-policy).")
+    recompute_logprobs: Literal["auto", "always"] = Field(
+        "auto", description="auto: skip the logprob stage when one on-policy update makes it equal to the training pass."
+    )
+    timeout_s: PositiveFloat = Field(600.0, description="Longest wait for any one call to the workers.")
+
+
+class WarmStartConfig(StrictModel):
+    """Supervised steps on the environment's own answers, so that GRPO starts from a model that sometimes succeeds."""
+
+    steps: NonNegativeInt = 0
+    batch_size: PositiveInt = 64
+    lr: PositiveFloat = 1e-3
+    stop_at_accuracy: float | None = Field(None, gt=0, le=1, description="Stop early once validation accuracy reaches this.")
+
+    @model_validator(mode="after")
+    def _stop_needs_steps(self) -> Self:
+        if self.stop_at_accuracy is not None and self.steps == 0:
+            raise ValueError("stop_at_accuracy needs steps above 0")
+        return self

@@ -1,0 +1,46 @@
+"""How responses are sampled, and the engines that sample them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
+
+from configs.base import StrictModel
+
+
+class RolloutConfig(StrictModel):
+    """One step's batch: `prompts_per_step` groups of `responses_per_prompt` responses (the G of GRPO)."""
+
+    prompts_per_step: PositiveInt = 16
+    responses_per_prompt: PositiveInt = 8
+    max_new_tokens: PositiveInt = 16
+    temperature: PositiveFloat = 1.0
+    top_p: float = Field(1.0, gt=0, le=1)
+    validation_temperature: NonNegativeFloat = Field(0.0, description="0 is greedy.")
+    dynamic_sampling: bool = Field(False, description="Drop groups whose rewards are all equal: they have no gradient (DAPO).")
+
+    @field_validator("responses_per_prompt")
+    @classmethod
+    def _a_group_has_two(cls, value: int) -> int:
+        if value < 2:
+            raise ValueError("a group of 1 has no baseline, so every advantage is 0: use 2 or more")
+        return value
+
+
+class GenerationConfig(StrictModel):
+    """vLLM. Every field proxies the engine argument of the same name unless its comment names another."""
+
+    num_engines: PositiveInt = 1
+    executor: Literal["in_process", "async"] = Field(
+        "in_process", description="in_process: LLMEngine inside the actor (starts twice as fast); async: AsyncLLM and its own processes."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
+    max_model_len: PositiveInt | None = Field(None, description="Default: the model's context length.")
+    max_num_seqs: PositiveInt = 256
+    tensor_parallel_size: PositiveInt = 1
+    gpu_memory_utilization: float = Field(0.5, gt=0, le=1)
+    kv_cache_gib: PositiveFloat = 1.0  # vLLM: VLLM_CPU_KVCACHE_SPACE on a CPU, kv_cache_memory_bytes on a GPU
+    enforce_eager: bool = True
+    enable_prefix_caching: bool = False  # cached blocks belong to old weights after a refit
+    timeout_s: PositiveFloat = Field(300.0, description="Longest wait for one batch of responses, and for an engine to start.")

@@ -1,0 +1,64 @@
+"""The whole run: the root of a recipe."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from configs.base import StrictModel
+from configs.environment import EnvironmentConfig
+from configs.model import ModelConfig
+from configs.policy import PolicyConfig, WarmStartConfig
+from configs.rollout import GenerationConfig, RolloutConfig
+
+
+class DataPlaneConfig(StrictModel):
+    """TransferQueue."""
+
+    num_storage_units: PositiveInt = 1  # transfer_queue: backend.SimpleStorage.num_data_storage_units
+    capacity_samples: PositiveInt | None = None  # transfer_queue: backend.SimpleStorage.total_storage_size
+    timeout_s: PositiveFloat = Field(120.0, description="Longest wait for one put, get or clear.")
+
+
+class RayConfig(StrictModel):
+    """The cluster: an address to join, or one started for this run alone."""
+
+    address: str | None = Field(None, description="host:port or ray://...; default: RAY_ADDRESS, else a cluster of its own.")
+    num_cpus: PositiveInt | None = Field(None, description="Logical CPUs of a cluster of its own; default: what the actors ask for.")
+    object_store_mib: PositiveInt = 256
+
+
+class RunConfig(StrictModel):
+    """Everything that `grpo` needs. `configs.loader.load` builds it from a recipe and overrides."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    mode: Literal["sync"] = "sync"
+    seed: NonNegativeInt = 0
+    steps: PositiveInt = 50
+    validate_every: PositiveInt = Field(10, description="Steps between validations; the first and the last always validate.")
+    model: ModelConfig = ModelConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    generation: GenerationConfig = GenerationConfig()
+    policy: PolicyConfig = PolicyConfig()
+    warm_start: WarmStartConfig = WarmStartConfig()
+    data_plane: DataPlaneConfig = DataPlaneConfig()
+    ray: RayConfig = RayConfig()
+    output_dir: str = "runs"
+
+    @property
+    def samples_per_step(self) -> int:
+        return self.rollout.prompts_per_step * self.rollout.responses_per_prompt
+
+    @model_validator(mode="after")
+    def _batch_divides(self) -> Self:
+        dp, updates = self.policy.parallel.data, self.policy.updates_per_step
+        if self.samples_per_step % (dp * updates):
+            raise ValueError(
+                f"rollout.prompts_per_step x rollout.responses_per_prompt = {self.samples_per_step} samples do not divide by "
+                f"policy.parallel.data x policy.updates_per_step = {dp} x {updates}: change one of them"
+            )
+        if self.warm_start.steps and self.warm_start.batch_size % dp:
+            raise ValueError(f"warm_start.batch_size ({self.warm_start.batch_size}) does not divide by policy.parallel.data ({dp})")
+        return self

@@ -1,0 +1,56 @@
+"""The one module that reads and writes the process environment. Everything else takes values from here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+# Nothing outside is asked or told: no telemetry, no update checks, no hub. A user's own value wins.
+OFFLINE: Mapping[str, str] = {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+}
+# What the parts need to work together (the reason stands beside each).
+RUNTIME: Mapping[str, str] = {
+    "RAY_TQDM_PATCH_PRINT": "0",  # else ray.init replaces print and breaks Prefect's log_prints
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # keep CUDA_VISIBLE_DEVICES as the user set it for CPU actors
+    "TOKENIZERS_PARALLELISM": "false",  # forked Ray workers warn otherwise
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+}
+
+
+def apply_defaults() -> None:
+    """Set `OFFLINE` and `RUNTIME` for this process and its children where the user set nothing. Call before importing ray or prefect."""
+    for name, value in {**OFFLINE, **RUNTIME}.items():
+        os.environ.setdefault(name, value)
+
+
+def get(name: str) -> str | None:
+    """One environment variable, or None when it is unset or empty."""
+    return os.environ.get(name) or None
+
+
+def set_for_process(**values: str) -> None:
+    """Set variables that a library reads at import or start in this process (an engine's KV-cache size, say)."""
+    os.environ.update(values)
+
+
+def child_environment(**extra: str) -> dict[str, str]:
+    """A copy of the environment for a child process, with `extra` on top."""
+    return {**os.environ, **extra}
+
+
+def ray_address() -> str | None:
+    """RAY_ADDRESS, when the user points at a cluster."""
+    return get("RAY_ADDRESS")
+
+
+def prefect_api_url() -> str | None:
+    """PREFECT_API_URL, when the user points at a server."""
+    return get("PREFECT_API_URL")

@@ -1,0 +1,1 @@
+"""What happens and in which order: Prefect flows, short enough to read aloud."""
