@@ -31,7 +31,7 @@ class ModelConfig(StrictModel):
     num_key_value_heads: PositiveInt = 2
     max_position_embeddings: PositiveInt = Field(128, description="Context length in tokens.")
     tie_word_embeddings: bool = True
-    vocab_size: PositiveInt = Field(256, description="Upper bound for the tokenizer that the recipe trains on its own prompts.")
+    vocab_size: PositiveInt = Field(512, description="Upper bound for the tokenizer that the recipe trains on its own prompts.")
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -64,6 +64,16 @@ class PolicyConfig(StrictModel):
     )
     timeout_s: PositiveFloat = Field(600.0, description="Longest wait for any one call to the workers.")
 
+    def why_no_logprob(self) -> str | None:
+        """The reason to skip the logprob stage, or None when it is needed."""
+        if self.recompute_logprobs == "auto" and self.updates_per_step == 1:
+            return "one on-policy update per rollout: the training pass computes the same log-probabilities"
+        return None
+
+    def why_no_ref_logprob(self) -> str | None:
+        """The reason to skip the ref_logprob stage, or None when it is needed."""
+        return None if self.loss.kl_coef > 0 else "policy.loss.kl_coef is 0: no KL term, no reference"
+
 
 class WarmStartConfig(StrictModel):
     """Supervised steps on the environment's own answers, so that GRPO starts from a model that sometimes succeeds."""
@@ -71,6 +81,7 @@ class WarmStartConfig(StrictModel):
     steps: NonNegativeInt = 0
     batch_size: PositiveInt = 64
     lr: PositiveFloat = 1e-3
+    check_every: PositiveInt = Field(20, description="Supervised steps between looks at the validation accuracy.")
     stop_at_accuracy: float | None = Field(None, gt=0, le=1, description="Stop early once validation accuracy reaches this.")
 
     @model_validator(mode="after")

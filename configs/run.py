@@ -46,6 +46,7 @@ class RunConfig(StrictModel):
     data_plane: DataPlaneConfig = DataPlaneConfig()
     ray: RayConfig = RayConfig()
     output_dir: str = "runs"
+    logged_samples: PositiveInt = Field(8, description="Responses per step, and validation answers, that a person can read afterwards.")
 
     @property
     def samples_per_step(self) -> int:

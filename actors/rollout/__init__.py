@@ -1,0 +1,1 @@
+"""From prompts to rewarded samples in the data plane."""

@@ -1,0 +1,38 @@
+# make run | make test | make check | make setup | make lock
+# Everything lives in .venv; a second `make` installs nothing.
+PY := .venv/bin/python
+REQUIREMENTS := requirements/cpu.txt
+RECIPE ?= arithmetic-cpu
+ARGS ?=
+
+.PHONY: run test check setup lock clean
+.DEFAULT_GOAL := run
+
+run: setup  ## the main job: GRPO on this machine's CPU (RECIPE=name, ARGS="steps=20 ...")
+	@$(PY) -m flows.grpo --recipe $(RECIPE) $(ARGS)
+
+test: setup  ## the whole suite
+	@$(PY) -m pytest $(ARGS)
+
+check: setup  ## format, lint, types, import contracts
+	@.venv/bin/ruff format --check .
+	@.venv/bin/ruff check .
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports --no-cache
+
+setup: .venv/.installed
+
+.venv/.installed: $(REQUIREMENTS) pyproject.toml
+	@test -x $(PY) || python3.12 -m venv .venv || { echo "error: Python 3.12 with venv is needed (python3.12 was not found or has no venv)"; exit 1; }
+	@test -x .venv/bin/uv || $(PY) -m pip install --quiet uv
+	@echo "installing $(REQUIREMENTS) into .venv (about 6.5 GB unpacked; once)"
+	@.venv/bin/uv pip install --quiet --python $(PY) --require-hashes -r $(REQUIREMENTS)
+	@.venv/bin/uv pip install --quiet --python $(PY) --no-deps --editable .
+	@touch $@
+
+lock:  ## resolve the pins anew (names, versions, hashes; no index or file address)
+	@.venv/bin/uv pip compile pyproject.toml --extra cpu --group dev --generate-hashes --python-version 3.12 --no-header --quiet -o requirements/cpu.txt
+	@.venv/bin/uv pip compile pyproject.toml --extra gpu --generate-hashes --python-version 3.12 --no-header --quiet -o requirements/gpu.txt
+
+clean:  ## remove caches; keeps .venv and runs/
+	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

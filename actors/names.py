@@ -1,0 +1,17 @@
+"""The names under which a run's actors are found in its Ray namespace."""
+
+from __future__ import annotations
+
+POLICY = "policy"
+COLLECTOR = "collector"
+ENVIRONMENT = "environment"
+
+
+def engines(count: int) -> list[str]:
+    """Names of the engine actors."""
+    return [f"engine-{index}" for index in range(count)]
+
+
+def namespace(run_id: str) -> str:
+    """The Ray namespace of one flow run."""
+    return f"grpo-{run_id}"

@@ -1,0 +1,95 @@
+"""Everything that can be wrong with a run and seen without starting it. Each problem is one ConfigError that says what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from actors.environments import Environment, build
+from actors.policy.hf import check_model_dir
+from actors.policy.scratch import write_scratch_model
+from actors.rollout.prompts import PromptEncoder
+from configs.base import ConfigError
+from configs.run import RunConfig
+
+_PROBED_PROMPTS = 512  # prompts of each split whose length is checked; a generated task cannot be checked to its end
+_TOKENIZER_TEXTS = 2000
+
+
+def prepare_model(config: RunConfig, scratch_directory: Path) -> str:
+    """The directory of the model to train: `model.path`, or a small model written to `scratch_directory`.
+
+    Raises:
+        ConfigError: the environment or the model's shape does not work.
+    """
+    if config.model.path is not None:
+        return config.model.path
+    environment = build(config.environment, config.seed)
+    problems = [environment.problem("train", i) for i in range(min(_TOKENIZER_TEXTS, environment.size("train")))]
+    write_scratch_model(scratch_directory, config.model, [f"{p.question} {p.answer}" for p in problems], config.seed)
+    return str(scratch_directory)
+
+
+def check(config: RunConfig, model_path: str) -> None:
+    """Model, tokenizer, prompts and layout fit each other.
+
+    Raises:
+        ConfigError: what does not, and what to change.
+    """
+    shape = check_model_dir(model_path)
+    _check_layout(config, shape)
+    encoder = _encoder(config, model_path)
+    _check_vocabulary(encoder, shape, model_path)
+    _check_prompts(config, encoder, build(config.environment, config.seed), int(shape.max_position_embeddings))
+
+
+def _check_layout(config: RunConfig, shape: Any) -> None:
+    parallel = config.policy.parallel
+    for name, total, parts in (
+        ("num_attention_heads", shape.num_attention_heads, parallel.tensor),
+        ("num_key_value_heads", shape.num_key_value_heads, parallel.tensor),
+        ("num_hidden_layers", shape.num_hidden_layers, parallel.pipeline),
+    ):
+        if total % parts:
+            field = "pipeline" if "layers" in name else "tensor"
+            raise ConfigError(f"policy.parallel.{field}: {parts} does not divide the model's {name} ({total})")
+
+
+def _encoder(config: RunConfig, model_path: str) -> PromptEncoder:
+    try:
+        return PromptEncoder(model_path, config.environment.system_prompt)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path: no tokenizer can be loaded from {model_path}: {str(error).splitlines()[0]}") from None
+
+
+def _check_vocabulary(encoder: PromptEncoder, shape: Any, model_path: str) -> None:
+    largest = max(encoder.tokenizer.get_vocab().values())
+    if largest >= shape.vocab_size:
+        raise ConfigError(
+            f"model.path: the tokenizer in {model_path} has token id {largest}, but the model's vocab_size is {shape.vocab_size}: "
+            "take the tokenizer that belongs to this model"
+        )
+    if encoder.tokenizer.eos_token_id is None:
+        raise ConfigError(f"model.path: the tokenizer in {model_path} has no eos_token, so no response would ever end: set it in tokenizer_config.json")
+
+
+def _check_prompts(config: RunConfig, encoder: PromptEncoder, environment: Environment, context: int) -> None:
+    limit = min(context, config.generation.max_model_len or context)
+    if config.generation.max_model_len is not None and config.generation.max_model_len > context:
+        raise ConfigError(f"generation.max_model_len: {config.generation.max_model_len} is above the model's context of {context} tokens")
+    room = limit - config.rollout.max_new_tokens
+    if room < 1:
+        raise ConfigError(f"rollout.max_new_tokens: {config.rollout.max_new_tokens} leaves no room for a prompt in a context of {limit} tokens")
+    for split in ("train", "validation"):
+        for index in range(min(_PROBED_PROMPTS, environment.size(split))):
+            problem = environment.problem(split, index)
+            length = len(encoder.prompt(problem))
+            if length > room:
+                raise ConfigError(
+                    f"environment: {split} prompt {index} has {length} tokens; a context of {limit} less rollout.max_new_tokens = "
+                    f"{config.rollout.max_new_tokens} leaves {room}: shorten the prompts, lower rollout.max_new_tokens, or take a model "
+                    f"with a longer context. It begins {problem.question[:60]!r}"
+                )
+            answer = len(encoder.answer(problem)) if config.warm_start.steps and split == "train" else 0
+            if length + answer > context:
+                raise ConfigError(f"environment: {split} prompt {index} with its answer has {length + answer} tokens, the context is {context}")

@@ -1,0 +1,80 @@
+"""Waiting for Ray with a deadline, and with errors that name what was waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+
+class ActorGoneError(RuntimeError):
+    """An actor died, or was never there. The message names it and what it was doing."""
+
+
+class ActorTimeoutError(TimeoutError):
+    """An actor did not answer before the deadline. The message names it and what it was doing."""
+
+
+def find(name: str, namespace: str) -> Any:
+    """The handle of a named actor.
+
+    Raises:
+        ActorGoneError: no such actor in the namespace.
+    """
+    try:
+        return ray.get_actor(name, namespace=namespace)
+    except ValueError:
+        raise ActorGoneError(f"actor {name!r} is not in Ray namespace {namespace!r}: it died, or the run has ended") from None
+
+
+def wait(ref: Any, *, who: str, what: str, timeout_s: float) -> Any:
+    """The value of one reference. The error raised by the actor's own code comes through as it was.
+
+    Raises:
+        ActorGoneError, ActorTimeoutError.
+    """
+    return wait_all({who: ref}, what=what, timeout_s=timeout_s)[who]
+
+
+def wait_all(refs: Mapping[str, Any], *, what: str, timeout_s: float) -> dict[str, Any]:
+    """Values by name. The first failure ends the wait: its peers may be stuck in a collective with the failed one.
+
+    Raises:
+        ActorGoneError, ActorTimeoutError.
+    """
+    names = {ref: name for name, ref in refs.items()}
+    pending, deadline = list(names), time.monotonic() + timeout_s
+    values: dict[str, Any] = {}
+    while pending:
+        done, pending = ray.wait(pending, timeout=max(0.0, deadline - time.monotonic()))
+        if not done:
+            silent = ", ".join(names[ref] for ref in pending)
+            raise ActorTimeoutError(f"{what}: no answer from {silent} within {timeout_s:.0f} s")
+        for ref in done:
+            values[names[ref]] = _value(ref, names[ref], what)
+    return {name: values[name] for name in refs}
+
+
+def _value(ref: Any, who: str, what: str) -> Any:
+    try:
+        return ray.get(ref, timeout=10)
+    except RayTaskError as error:
+        raise _cause(error) from error
+    except RayActorError as error:
+        raise ActorGoneError(f"{what}: {who} died ({_reason(error)})") from error
+    except GetTimeoutError as error:
+        raise ActorTimeoutError(f"{what}: the result of {who} could not be fetched within 10 s") from error
+
+
+def _cause(error: RayTaskError) -> Exception:
+    # Ray wraps what the actor raised in a class of two bases; what a person should see is the original.
+    cause = error.cause
+    return cause if isinstance(cause, Exception) else error
+
+
+def _reason(error: RayActorError) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return next((line for line in lines if "exit" in line.lower() or "killed" in line.lower()), lines[0] if lines else "no reason given")

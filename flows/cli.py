@@ -1,0 +1,65 @@
+"""The command line of a flow: configuration first, then a Prefect server where none is configured, then the flow."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from actors.preflight import check, prepare_model
+from configs import settings
+from configs.base import ConfigError
+from configs.loader import dump, load, recipe_names
+from configs.run import RunConfig
+
+
+def main(flow: Any, arguments: list[str] | None = None) -> int:
+    """Run the flow as the arguments say. Returns the exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
+    options = _parse(flow, arguments)
+    try:
+        config = load(options.recipe, options.overrides)
+        if options.dry_run:
+            print(plan(config))
+            return 0
+        # Before anything starts: a wrong input should cost seconds. The flow checks again, for runs that a deployment started.
+        with tempfile.TemporaryDirectory() as scratch:
+            check(config, prepare_model(config, Path(scratch)))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return _run(flow, options)
+
+
+def plan(config: RunConfig) -> str:
+    """The resolved configuration and the actors that a run would start."""
+    from tasks.launch import planned_actors
+
+    actors = "\n".join(f"  {name:<18} {what}" for name, what in planned_actors(config))
+    return f"{dump(config)}\nActors (none started by --dry-run):\n{actors}"
+
+
+def _run(flow: Any, options: argparse.Namespace) -> int:
+    from flows.server import prefect_server
+
+    try:
+        with prefect_server() as url:
+            print(f"Prefect UI: {url}")
+            settings.set_for_process(PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL="ERROR")
+            flow(recipe=options.recipe, overrides=options.overrides)
+    except KeyboardInterrupt:
+        print("interrupted: the run's actors have ended", file=sys.stderr)
+        return 130
+    except Exception as error:  # the flow has logged the traceback; a person wants the line
+        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parse(flow: Any, arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"python -m flows.{flow.name}", description=flow.description or flow.name)
+    parser.add_argument("--recipe", default="arithmetic-cpu", help=f"a name ({', '.join(recipe_names())}) or a path to a .yaml file")
+    parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration and the planned actors; start nothing")
+    parser.add_argument("overrides", nargs="*", metavar="field=value", help="for example model.hidden_size=256 steps=20")
+    return parser.parse_args(arguments)

@@ -1,0 +1,77 @@
+"""advantage: rewards to group-relative advantages, from tags alone, written as one scalar column."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+from prefect import task
+from pydantic import BaseModel, ConfigDict
+
+from actors.data_plane.connect import DataPlaneAddress, connect
+from actors.data_plane.meta import KVBatchMeta
+from actors.policy.advantages import group_advantages
+from tasks.call import STAGE
+
+
+class Advantages(BaseModel):
+    """What the advantage stage returns: the rows to train on, and statistics of the whole batch."""
+
+    model_config = ConfigDict(frozen=True)
+
+    meta: KVBatchMeta
+    metrics: dict[str, float]
+
+
+@task(name="advantage", task_run_name="advantage-{step}", **STAGE)
+def advantage(
+    address: DataPlaneAddress, step: int, meta: KVBatchMeta, normalize: bool, keep_multiple_of: int | None, timeout_s: float
+) -> Advantages:
+    """Write `advantages`. With `keep_multiple_of`, groups without a gradient are left out (dynamic sampling)."""
+    groups = by_group(meta)
+    values = [0.0] * len(meta)
+    dead = []
+    for rows in groups:
+        advantages = group_advantages([meta.tags[row]["reward"] for row in rows], normalize=normalize)
+        for row, value in zip(rows, advantages, strict=True):
+            values[row] = float(value)
+        if not any(values[row] for row in rows):
+            dead.append(rows)
+    meta = connect(address, timeout_s=timeout_s).put(meta, {"advantages": [torch.tensor(value) for value in values]})
+    metrics = group_metrics(meta) | {"groups/zero_variance": len(dead) / len(groups)}
+    kept = meta if keep_multiple_of is None else drop_dead_groups(meta, dead, keep_multiple_of)
+    return Advantages(meta=kept, metrics=metrics | {"groups/trained": float(len(by_group(kept)))})
+
+
+def by_group(meta: KVBatchMeta) -> list[list[int]]:
+    """Row numbers of each prompt's responses, in order of first appearance."""
+    groups: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for row, tag in enumerate(meta.tags):
+        groups[tag["prompt_uid"], tag["weight_version"]].append(row)
+    return list(groups.values())
+
+
+def drop_dead_groups(meta: KVBatchMeta, dead: list[list[int]], multiple_of: int) -> KVBatchMeta:
+    """Without the given groups, but for as many of their rows as make the batch divide; such rows have no gradient.
+
+    If every group is dead, the batch stays whole: the step then only counts.
+    """
+    gone = [row for rows in dead for row in rows]
+    alive = len(meta) - len(gone)
+    if alive == 0:
+        return meta
+    filler = set(gone[: -alive % multiple_of])
+    left_out = set(gone) - filler
+    return meta.subset([row for row in range(len(meta)) if row not in left_out])
+
+
+def group_metrics(meta: KVBatchMeta) -> dict[str, float]:
+    """Mean, spread and lengths over the batch."""
+    rewards = torch.tensor([float(tag["reward"]) for tag in meta.tags])
+    lengths = torch.tensor([float(tag["response_length"]) for tag in meta.tags])
+    return {
+        "reward/mean": float(rewards.mean()),
+        "reward/std": float(rewards.std(correction=0)),
+        "response_length/mean": float(lengths.mean()),
+        "truncated_fraction": sum(bool(tag["truncated"]) for tag in meta.tags) / len(meta),
+    }

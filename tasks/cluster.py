@@ -1,0 +1,81 @@
+"""The Ray cluster of a run: one that the user points at, one that this process already joined, or one of its own."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+
+from configs import settings
+from configs.base import ConfigError
+from configs.run import RayConfig
+
+_PROBE_TIMEOUT_S = 5.0
+
+
+@contextmanager
+def cluster(config: RayConfig, namespace: str, num_cpus: int) -> Iterator[str]:
+    """Join or start Ray, and leave it as it was found. Yields a line that says which.
+
+    Raises:
+        ConfigError: the address does not answer (Ray itself would wait a minute and then end the process).
+    """
+    if ray.is_initialized():
+        yield "the Ray cluster that this process has joined"
+        return
+    address = config.address or settings.ray_address()
+    # ray.init puts its own SIGTERM handler in place of Prefect's, and a cancelled run would then end as Crashed.
+    handler = _sigterm_handler()
+    if address and address != "local":
+        probe(address)
+        ray.init(address=address, namespace=namespace, log_to_driver=False)
+        where = f"the Ray cluster at {address}"
+    else:
+        ray.init(
+            address="local",
+            namespace=namespace,
+            num_cpus=config.num_cpus or num_cpus,
+            object_store_memory=config.object_store_mib * 2**20,
+            include_dashboard=False,
+            log_to_driver=False,
+        )
+        where = "a Ray cluster of its own"
+    _restore(handler)
+    try:
+        yield where
+    finally:
+        ray.shutdown()
+        _restore(handler)
+
+
+def probe(address: str) -> None:
+    """See that something listens at host:port (or ray://host:port).
+
+    Raises:
+        ConfigError: nothing does.
+    """
+    if address == "auto":
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=_PROBE_TIMEOUT_S):
+            return
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"ray.address: no Ray cluster answers at {address!r} ({error}): start one with `ray start --head`, "
+            "or unset ray.address and RAY_ADDRESS to let the run start its own"
+        ) from None
+
+
+def _sigterm_handler() -> object:
+    return signal.getsignal(signal.SIGTERM)
+
+
+def _restore(handler: object) -> None:
+    try:
+        signal.signal(signal.SIGTERM, handler)  # type: ignore[arg-type]
+    except ValueError:
+        pass  # not the main thread: there was no handler of ours to lose

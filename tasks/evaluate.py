@@ -1,0 +1,16 @@
+"""validate: greedy answers to the held-out problems."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from actors import names
+from actors.rollout.collector import Validation
+from tasks.call import STAGE, call
+
+
+@task(name="validate", task_run_name="validate-{step}", **STAGE)
+def validate(namespace: str, step: int, weight_version: int, timeout_s: float) -> Validation:
+    """Reward and accuracy of the engines' present weights."""
+    result: Validation = call(namespace, names.COLLECTOR, "validate", weight_version, timeout_s=timeout_s)
+    return result

@@ -1,0 +1,31 @@
+"""logprob and ref_logprob: the policy's, and the reference's, log-probabilities of the sampled tokens, as columns."""
+
+from __future__ import annotations
+
+from prefect import task
+from prefect.client.schemas import State
+from prefect.states import Completed
+
+from actors import names
+from actors.data_plane.meta import KVBatchMeta
+from tasks.call import STAGE, call
+
+
+@task(name="logprob", task_run_name="logprob-{step}", **STAGE)
+def logprob(namespace: str, step: int, meta: KVBatchMeta, timeout_s: float, skip_reason: str | None = None) -> dict[str, float] | State:
+    """Write `policy_logprobs`; or, with a reason, show in the UI that this configuration needs none."""
+    if skip_reason:
+        return Completed(name="Skipped", message=skip_reason)
+    result: dict[str, float] = call(namespace, names.POLICY, "logprob", meta, "policy_logprobs", timeout_s=timeout_s)
+    return result
+
+
+@task(name="ref_logprob", task_run_name="ref-logprob-{step}", **STAGE)
+def ref_logprob(
+    namespace: str, step: int, meta: KVBatchMeta, timeout_s: float, skip_reason: str | None = None
+) -> dict[str, float] | State:
+    """Write `reference_logprobs`; or, with a reason, show in the UI that this configuration needs none."""
+    if skip_reason:
+        return Completed(name="Skipped", message=skip_reason)
+    result: dict[str, float] = call(namespace, names.POLICY, "logprob", meta, "reference_logprobs", True, timeout_s=timeout_s)
+    return result
