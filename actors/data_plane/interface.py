@@ -18,7 +18,7 @@ import torch
 
 from actors.data_plane.meta import KVBatchMeta
 
-# One value per row. Tensors may differ in length from row to row (dimension 0) but not in dtype; 0-d tensors are scalars.
+# One value per row: tensors of one dtype (0-d ones are scalars; shapes may differ from row to row), or picklable values.
 Column = Sequence[torch.Tensor] | Sequence[Any]
 
 
@@ -42,6 +42,14 @@ class RowCountError(DataPlaneError):
     """A column whose number of rows differs from the number of keys."""
 
 
+class ColumnTypeError(DataPlaneError):
+    """A column whose rows differ in dtype, or whose type differs from the one it was first written with."""
+
+
+class PartitionConflictError(DataPlaneError):
+    """A partition registered again with other columns or another capacity."""
+
+
 class AlreadyWrittenError(DataPlaneError):
     """A (key, field) that exists, written again without `overwrite=True`."""
 
@@ -56,12 +64,34 @@ class DataPlaneGoneError(DataPlaneError):
 
 @dataclass(frozen=True)
 class PartitionStatus:
-    """What a partition holds now."""
+    """What a partition holds now.
+
+    Attributes:
+        samples: keys with at least one column.
+        fields: the columns of its schema.
+        capacity: most samples held at once, or None.
+    """
 
     partition_id: str
     samples: int
     fields: frozenset[str]
     capacity: int | None
+
+
+def check_schema(partition_id: str, fields: Sequence[str], capacity: int | None) -> frozenset[str]:
+    """The columns of a partition as a set.
+
+    Raises:
+        ValueError: no columns, a doubled or reserved name ("::" inside), or a capacity below 1.
+    """
+    schema = frozenset(fields)
+    if not schema or len(schema) != len(fields):
+        raise ValueError(f"partition {partition_id!r}: needs at least one column, each named once; got {list(fields)}")
+    if reserved := [name for name in (partition_id, *sorted(schema)) if "::" in name]:
+        raise ValueError(f"partition {partition_id!r}: '::' in {reserved[0]!r} is reserved")
+    if capacity is not None and capacity < 1:
+        raise ValueError(f"partition {partition_id!r}: a capacity of {capacity} holds nothing")
+    return schema
 
 
 class DataPlane(ABC):
@@ -73,19 +103,27 @@ class DataPlane(ABC):
 
         Args:
             capacity: most samples held at once; a put beyond it waits, then raises `CapacityError`. None: no bound.
+
+        Raises:
+            ValueError: no columns, a doubled or reserved name, or a capacity below 1.
+            PartitionConflictError, DataPlaneGoneError.
         """
 
     @abstractmethod
     def put(self, meta: KVBatchMeta, columns: Mapping[str, Column], *, overwrite: bool = False) -> KVBatchMeta:
         """Write columns under the meta's keys (new or existing), all or nothing. Returns the meta with the columns in `fields`.
 
+        Values are copied. A column's type (dtype, and scalars, vectors, arrays or plain values) is fixed by its first put.
+        Several processes may write at once, but not the same keys: the check for written columns is not a lock.
+
         Raises:
-            UnknownPartitionError, UnknownFieldError, RowCountError, AlreadyWrittenError, CapacityError, DataPlaneGoneError.
+            UnknownPartitionError, UnknownFieldError, RowCountError, ColumnTypeError, AlreadyWrittenError, CapacityError,
+            DataPlaneGoneError.
         """
 
     @abstractmethod
     def get(self, meta: KVBatchMeta, fields: Sequence[str]) -> dict[str, list[Any]]:
-        """Read the named columns in the order of the meta's keys: one tensor (or plain value) per row.
+        """Read the named columns in the order of the meta's keys: one CPU tensor (or plain value) per row, the caller's own.
 
         Raises:
             UnknownPartitionError, UnknownKeyError, UnknownFieldError, DataPlaneGoneError.
@@ -93,14 +131,18 @@ class DataPlane(ABC):
 
     @abstractmethod
     def clear(self, meta: KVBatchMeta) -> None:
-        """Forget exactly these keys. Keys that are already gone are no error."""
+        """Forget exactly these keys. Keys that are already gone are no error.
+
+        Raises:
+            UnknownPartitionError, DataPlaneGoneError.
+        """
 
     @abstractmethod
     def status(self, partition_id: str) -> PartitionStatus:
         """Occupancy of one partition.
 
         Raises:
-            UnknownPartitionError.
+            UnknownPartitionError, DataPlaneGoneError.
         """
 
     @abstractmethod

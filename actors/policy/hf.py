@@ -1,0 +1,83 @@
+"""What a Hugging Face model directory must hold, and the shape that its config.json states. Imports no Megatron."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from transformers import AutoConfig
+
+from configs.base import ConfigError
+
+SUPPORTED = ("llama", "qwen2", "qwen3")
+# Megatron's rope scaling has these three of Llama 3.1 built in; only the factor can be set.
+_LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+def check_model_dir(path: str) -> Any:
+    """The transformers configuration of a directory that can be trained.
+
+    Raises:
+        ConfigError: what the directory lacks, or what in it is not supported, and what to do.
+    """
+    directory = Path(path)
+    if not directory.is_dir():
+        raise ConfigError(f"model.path: there is no directory {path}")
+    if not (directory / "config.json").is_file():
+        raise ConfigError(f"model.path: {path} has no config.json: give a model directory in Hugging Face format")
+    if not weight_files(directory):
+        raise ConfigError(f"model.path: {path} has no weights: model.safetensors (or model.safetensors.index.json and its parts) is needed")
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"model.path: {path}/config.json cannot be read: {str(error).splitlines()[0]}") from None
+    if config.model_type not in SUPPORTED:
+        raise ConfigError(f"model.path: {path} is of type {config.model_type!r}; supported are dense {', '.join(SUPPORTED)}")
+    for flag, reason in (("attention_bias", "a bias on the attention output"), ("mlp_bias", "a bias in the MLP"), ("use_sliding_window", "sliding-window attention")):
+        if getattr(config, flag, False):
+            raise ConfigError(f"model.path: {path}/config.json sets {flag}: {reason} is not supported")
+    if config.hidden_act != "silu":
+        raise ConfigError(f"model.path: {path}/config.json has hidden_act {config.hidden_act!r}; supported is 'silu'")
+    rope_scaling_factor(config)
+    return config
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a model directory, in order of name."""
+    return sorted(directory.glob("*.safetensors"))
+
+
+def parameter_count(path: str) -> int:
+    """Parameters in the directory's weight files, read from their headers."""
+    total = 0
+    for file in weight_files(Path(path)):
+        with safe_open(file, framework="pt") as tensors:
+            total += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118  (not a dict)
+    return total
+
+
+def rope_theta(config: Any) -> float:
+    """Base of the rotary frequencies."""
+    return float(config.rope_parameters["rope_theta"])
+
+
+def rope_scaling_factor(config: Any) -> float | None:
+    """Llama 3.1's rope scaling factor, or None for plain rotary embeddings.
+
+    Raises:
+        ConfigError: another kind of scaling.
+    """
+    rope = config.rope_parameters
+    kind = rope.get("rope_type", "default")
+    if kind == "default":
+        return None
+    if kind == "llama3" and all(float(rope[name]) == value for name, value in _LLAMA3_ROPE.items()):
+        return float(rope["factor"])
+    raise ConfigError(f"model.path: rope scaling {rope} is not supported; plain rotary embeddings and Llama 3.1's scaling are")
+
+
+def head_dim(config: Any) -> int:
+    """Size of one attention head."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)

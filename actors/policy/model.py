@@ -1,0 +1,80 @@
+"""A Megatron-Core GPTModel with the shape of a Hugging Face dense Llama, Qwen2 (Qwen2.5) or Qwen3 model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer import TransformerConfig
+
+from actors.policy.hf import head_dim, rope_scaling_factor, rope_theta
+from configs.base import ConfigError
+from configs.policy import ParallelConfig
+
+
+def transformer_config(hf: Any, parallel: ParallelConfig, dtype: torch.dtype) -> TransformerConfig:
+    """Megatron's configuration of the model that `hf` (a transformers configuration) describes."""
+    return TransformerConfig(
+        num_layers=hf.num_hidden_layers,
+        hidden_size=hf.hidden_size,
+        ffn_hidden_size=hf.intermediate_size,
+        num_attention_heads=hf.num_attention_heads,
+        num_query_groups=hf.num_key_value_heads,
+        kv_channels=head_dim(hf),
+        normalization="RMSNorm",
+        layernorm_epsilon=hf.rms_norm_eps,
+        activation_func=F.silu,
+        gated_linear_unit=True,
+        add_bias_linear=False,
+        add_qkv_bias=hf.model_type == "qwen2",
+        qk_layernorm=hf.model_type == "qwen3",
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        tensor_model_parallel_size=parallel.tensor,
+        pipeline_model_parallel_size=parallel.pipeline,
+        context_parallel_size=parallel.context,
+        pipeline_dtype=dtype,
+        params_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        attention_softmax_in_fp32=True,
+        use_cpu_initialization=True,
+        # Fused kernels exist for CUDA only, and change results in the last bits.
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        persist_layer_norm=False,
+        apply_rope_fusion=False,
+        gradient_accumulation_fusion=False,
+        # Losses are sums divided by denominators of the whole batch, so gradients are summed, never averaged.
+        calculate_per_token_loss=True,
+    )
+
+
+def build_model(hf: Any, parallel: ParallelConfig, dtype: torch.dtype, device: torch.device) -> GPTModel:
+    """This rank's part of the model, with weights not yet loaded. Needs Megatron's parallel groups.
+
+    Raises:
+        ConfigError: the vocabulary does not divide by the tensor-parallel size.
+    """
+    if hf.vocab_size % parallel.tensor:
+        raise ConfigError(f"policy.parallel.tensor: {parallel.tensor} does not divide the model's vocab_size ({hf.vocab_size})")
+    scaling = rope_scaling_factor(hf)
+    model = GPTModel(
+        config=transformer_config(hf, parallel, dtype),
+        transformer_layer_spec=get_gpt_layer_local_spec(qk_layernorm=hf.model_type == "qwen3", normalization="RMSNorm"),
+        vocab_size=hf.vocab_size,
+        max_sequence_length=hf.max_position_embeddings,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        share_embeddings_and_output_weights=bool(hf.tie_word_embeddings),
+        position_embedding_type="rope",
+        rotary_base=int(rope_theta(hf)),
+        rope_scaling=scaling is not None,
+        rope_scaling_factor=scaling or 8.0,
+        parallel_output=True,
+    )
+    return model.to(device=device, dtype=dtype)

@@ -1,0 +1,212 @@
+"""Hugging Face weights into Megatron shards and back, from one table.
+
+    HF file ──read one tensor──► shard for (tp, pp) ──► parameter        load
+    parameter ──all-gather over TP──► broadcast over PP ──► HF tensor    export (a collective: every rank takes part)
+
+A Megatron parameter holds one or more HF tensors: fused QKV keeps, per query group, its query heads, its key head and its
+value head together; fused gate and up are stacked within each tensor-parallel shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from safetensors import safe_open
+
+from actors.policy.hf import head_dim, weight_files
+
+
+class Layout(Protocol):
+    """How HF tensors lie in one Megatron parameter."""
+
+    def shard(self, full: Sequence[torch.Tensor], rank: int, size: int) -> torch.Tensor:
+        """The parameter of tensor-parallel rank `rank` of `size`."""
+
+    def merge(self, shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The HF tensors, from the parameters of all ranks in order."""
+
+
+class Replicated:
+    """Every rank holds the whole tensor."""
+
+    def shard(self, full: Sequence[torch.Tensor], rank: int, size: int) -> torch.Tensor:
+        return full[0]
+
+    def merge(self, shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [shards[0]]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Cut evenly along `dim`: 0 for a column-parallel layer or the vocabulary, 1 for a row-parallel layer."""
+
+    dim: int
+
+    def shard(self, full: Sequence[torch.Tensor], rank: int, size: int) -> torch.Tensor:
+        return full[0].chunk(size, dim=self.dim)[rank]
+
+    def merge(self, shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [torch.cat(list(shards), dim=self.dim)]
+
+
+class GateUp:
+    """[gate; up], each cut along dimension 0."""
+
+    def shard(self, full: Sequence[torch.Tensor], rank: int, size: int) -> torch.Tensor:
+        return torch.cat([tensor.chunk(size, dim=0)[rank] for tensor in full])
+
+    def merge(self, shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        halves = [shard.chunk(2, dim=0) for shard in shards]
+        return [torch.cat([half[i] for half in halves]) for i in (0, 1)]
+
+
+@dataclass(frozen=True)
+class Qkv:
+    """Per query group: `queries` query heads, one key head, one value head, of `head_dim` rows each. Weights and biases alike."""
+
+    groups: int
+    queries: int
+    head_dim: int
+
+    def shard(self, full: Sequence[torch.Tensor], rank: int, size: int) -> torch.Tensor:
+        rest = full[0].shape[1:]
+        query, key, value = (tensor.view(self.groups, -1, self.head_dim, *rest) for tensor in full)
+        fused = torch.cat([query, key, value], dim=1)
+        return fused.chunk(size, dim=0)[rank].reshape(-1, *rest)
+
+    def merge(self, shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        rest = shards[0].shape[1:]
+        fused = torch.cat(list(shards)).view(self.groups, self.queries + 2, self.head_dim, *rest)
+        return [part.reshape(-1, *rest) for part in fused.split([self.queries, 1, 1], dim=1)]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One Megatron parameter: its name on the stage that owns it, the HF tensors in it, and how they lie there."""
+
+    megatron: str
+    hf: tuple[str, ...]
+    layout: Layout
+    stage: int
+
+
+def table(hf: Any, stages: int) -> list[Entry]:
+    """Every parameter of the model in HF order. Layers are divided evenly over the pipeline's stages."""
+    per_stage = hf.num_hidden_layers // stages
+    entries = [Entry("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), Split(0), 0)]
+    for layer in range(hf.num_hidden_layers):
+        entries += _layer(hf, layer, layer % per_stage, layer // per_stage)
+    entries.append(Entry("decoder.final_layernorm.weight", ("model.norm.weight",), Replicated(), stages - 1))
+    if not hf.tie_word_embeddings:
+        entries.append(Entry("output_layer.weight", ("lm_head.weight",), Split(0), stages - 1))
+    return entries
+
+
+def _layer(hf: Any, layer: int, local: int, stage: int) -> list[Entry]:
+    groups = hf.num_key_value_heads
+    qkv = Qkv(groups, hf.num_attention_heads // groups, head_dim(hf))
+    source, target = f"model.layers.{layer}", f"decoder.layers.{local}"
+    attention = [f"{source}.self_attn.{name}_proj" for name in "qkv"]
+    rows: list[tuple[str, tuple[str, ...], Layout]] = [
+        ("input_layernorm.weight", (f"{source}.input_layernorm.weight",), Replicated()),
+        ("self_attention.linear_qkv.weight", tuple(f"{name}.weight" for name in attention), qkv),
+        ("self_attention.linear_proj.weight", (f"{source}.self_attn.o_proj.weight",), Split(1)),
+        ("pre_mlp_layernorm.weight", (f"{source}.post_attention_layernorm.weight",), Replicated()),
+        ("mlp.linear_fc1.weight", (f"{source}.mlp.gate_proj.weight", f"{source}.mlp.up_proj.weight"), GateUp()),
+        ("mlp.linear_fc2.weight", (f"{source}.mlp.down_proj.weight",), Split(1)),
+    ]
+    if hf.model_type == "qwen2":
+        rows.append(("self_attention.linear_qkv.bias", tuple(f"{name}.bias" for name in attention), qkv))
+    if hf.model_type == "qwen3":
+        rows += [
+            (f"self_attention.{name}_layernorm.weight", (f"{source}.self_attn.{name}_norm.weight",), Replicated()) for name in "qk"
+        ]
+    return [Entry(f"{target}.{name}", names, layout, stage) for name, names, layout in rows]
+
+
+def load_hf(model: GPTModel, path: str, hf: Any) -> None:
+    """Fill this rank's parameters from a Hugging Face directory, one tensor in memory at a time.
+
+    Raises:
+        ValueError: a tensor that the table wants is not in the files, or a parameter that no entry fills.
+    """
+    rank, size = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
+    stage, stages = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_world_size()
+    parameters = dict(model.named_parameters())
+    unfilled = set(parameters)
+    with torch.no_grad(), _Reader(path) as reader:
+        for entry in _with_tied_output(table(hf, stages), hf, stages):
+            if entry.stage == stage:
+                shard = entry.layout.shard([reader.tensor(name) for name in entry.hf], rank, size)
+                parameters[entry.megatron].copy_(shard)
+                unfilled.discard(entry.megatron)
+    if unfilled:
+        raise ValueError(f"no Hugging Face tensor fills {', '.join(sorted(unfilled))}")
+
+
+def _with_tied_output(entries: list[Entry], hf: Any, stages: int) -> list[Entry]:
+    # With tied embeddings over several stages, the last stage holds a copy that Megatron keeps equal by summing gradients.
+    if not hf.tie_word_embeddings or stages == 1:
+        return entries
+    return [*entries, Entry("output_layer.weight", ("model.embed_tokens.weight",), Split(0), stages - 1)]
+
+
+def export_hf(model: GPTModel, hf: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """(HF name, full tensor) of every weight, in the table's order. A collective: all ranks iterate; all get every tensor."""
+    stage, stages = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_world_size()
+    parameters = dict(model.named_parameters())
+    for entry in table(hf, stages):
+        tensors: list[torch.Tensor] = []
+        if entry.stage == stage:
+            tensors = entry.layout.merge(_gather_over_tp(parameters[entry.megatron].detach()))
+        if stages > 1:
+            tensors = _broadcast_over_pp(tensors, entry.stage, len(entry.hf), next(model.parameters()))
+        yield from zip(entry.hf, tensors, strict=True)
+
+
+def _gather_over_tp(tensor: torch.Tensor) -> list[torch.Tensor]:
+    size = parallel_state.get_tensor_model_parallel_world_size()
+    if size == 1:
+        return [tensor]
+    shards = [torch.empty_like(tensor) for _ in range(size)]
+    torch.distributed.all_gather(shards, tensor.contiguous(), group=parallel_state.get_tensor_model_parallel_group())
+    return shards
+
+
+def _broadcast_over_pp(tensors: list[torch.Tensor], stage: int, count: int, like: torch.Tensor) -> list[torch.Tensor]:
+    group = parallel_state.get_pipeline_model_parallel_group()
+    source = torch.distributed.get_process_group_ranks(group)[stage]
+    shapes: list[Any] = [[tuple(tensor.shape) for tensor in tensors]]
+    torch.distributed.broadcast_object_list(shapes, src=source, group=group)
+    if not tensors:
+        tensors = [torch.empty(shape, dtype=like.dtype, device=like.device) for shape in shapes[0]]
+    tensors = [tensor.contiguous() for tensor in tensors]
+    for tensor in tensors:
+        torch.distributed.broadcast(tensor, src=source, group=group)
+    return tensors
+
+
+class _Reader:
+    """Tensors of a directory's safetensors files by name."""
+
+    def __init__(self, path: str) -> None:
+        self._files = [safe_open(file, framework="pt") for file in weight_files(Path(path))]
+        self._where = {name: file for file in self._files for name in file.keys()}  # noqa: SIM118  (not a dict)
+
+    def __enter__(self) -> _Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files:
+            file.__exit__(None, None, None)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        if name not in self._where:
+            raise ValueError(f"the model's files have no tensor {name!r}")
+        return self._where[name].get_tensor(name)

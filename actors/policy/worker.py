@@ -1,0 +1,274 @@
+"""One Megatron worker: a rank of the policy. Plain Python; Ray wraps it elsewhere, and tests drive it without Ray.
+
+    plan ──fetch──► micro-batches ──► forward_backward_func ──► DDP sums gradients ──► optimizer        train
+                                  └─► forward only ──► log-probabilities ──put──► data plane          logprob
+
+All ranks of a group are called together: the calls are collectives.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from actors.data_plane.interface import DataPlane
+from actors.data_plane.sharding import ShardPlan
+from actors.policy import batch as batches
+from actors.policy import device as devices
+from actors.policy.batch import MicroBatch
+from actors.policy.hf import check_model_dir, parameter_count
+from actors.policy.loss import grpo_loss, logprob_error, sft_loss
+from configs.policy import OptimizerConfig, PolicyConfig
+
+_BASE_FIELDS = ("input_ids", "token_mask", "sample_mask")
+_SUMMED = ("loss", "kl", "clipped", "ratio", "logprob_error")
+
+
+class PolicyWorker:
+    """Rank `rank` of the policy.
+
+    Args:
+        init_method: rendezvous of all ranks (tcp://host:port or file://...).
+        data_plane: where the columns are.
+        temperature: of the rollouts: log-probabilities are those of the distribution that was sampled from.
+    """
+
+    def __init__(
+        self, config: PolicyConfig, model_path: str, rank: int, init_method: str, data_plane: DataPlane, seed: int, temperature: float
+    ) -> None:
+        self._config, self._model_path, self._plane = config, model_path, data_plane
+        self._rank, self._init_method, self._seed, self._temperature = rank, init_method, seed, temperature
+        self._reference: list[torch.Tensor] | None = None
+
+    def setup(self) -> dict[str, Any]:
+        """Join the group, build the model, load the weights. Returns rank, device, parameters of the whole model, optimizer."""
+        config = self._config
+        self._device = devices.choose(config.device)
+        self._dtype = getattr(torch, config.dtype)
+        devices.init_distributed(self._device, config.parallel, self._rank, self._init_method, self._seed, config.timeout_s)
+        # Megatron imports read the device, so the shim goes first.
+        from megatron.core import parallel_state
+        from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+
+        from actors.policy.model import build_model
+        from actors.policy.weights import load_hf
+
+        self._state = parallel_state
+        self._hf = check_model_dir(self._model_path)
+        self._bare = build_model(self._hf, config.parallel, self._dtype, self._device)
+        load_hf(self._bare, self._model_path, self._hf)
+        self._distributed_optimizer = self._device.type == "cuda"
+        self._model = DistributedDataParallel(
+            self._bare.config,
+            DistributedDataParallelConfig(
+                grad_reduce_in_fp32=True,
+                overlap_grad_reduce=False,
+                use_distributed_optimizer=self._distributed_optimizer,
+                check_for_nan_in_grad=True,
+            ),
+            self._bare,
+        )
+        # The third argument would divide by tokens; our losses already are.
+        self._bare.config.finalize_model_grads_func = lambda model, _tokens=None, **kw: finalize_model_grads(model, None, **kw)
+        self.reset_optimizer(config.optimizer)
+        return {
+            "rank": self._rank,
+            "device": str(self._device),
+            "parameters": parameter_count(self._model_path),
+            "optimizer": "Megatron's distributed AdamW" if self._distributed_optimizer else "Megatron's AdamW",
+        }
+
+    def reset_optimizer(self, optimizer: OptimizerConfig) -> None:
+        """Fresh moments, and the schedule from its start."""
+        from actors.policy.optimizer import build_optimizer
+
+        self._optimizer, self._scheduler = build_optimizer(optimizer, self._model, self._dtype, distributed=self._distributed_optimizer)
+
+    def snapshot_reference(self) -> None:
+        """Keep a copy of the present weights as the reference policy."""
+        self._reference = [parameter.detach().clone() for parameter in self._bare.parameters()]
+
+    def train(self, plan: ShardPlan, objective: Literal["sft", "grpo"]) -> dict[str, float]:
+        """One optimizer step over the plan's rows. Metrics are those of the whole batch, equal on every rank.
+
+        Returns:
+            loss, grad_norm (before clipping), lr, tokens; for grpo also kl, clip_fraction, ratio, logprob_error/mean and /max.
+
+        Raises:
+            MissingColumnsError: a column that the objective reads was not written. RuntimeError: a gradient is not finite.
+        """
+        fields = self._train_fields(plan, objective)
+        micro_batches = batches.fetch(self._plane, plan, fields, self._device)
+        self._model.zero_grad_buffer()
+        self._optimizer.zero_grad()
+        sums = self._forward_backward(micro_batches, lambda b, lp: self._loss(plan, objective, b, lp), forward_only=False)
+        self._scheduler.step(1)
+        _, grad_norm, _ = self._optimizer.step()
+        totals, largest = self._reduce(sums)
+        tokens = max(plan.global_tokens, 1)
+        metrics = {
+            "loss": totals["loss"],
+            "grad_norm": float(grad_norm),
+            "lr": float(self._optimizer.param_groups[0]["lr"]),
+            "response_tokens": float(plan.global_tokens),
+        }
+        if objective == "grpo":
+            metrics |= {
+                "kl": totals["kl"] / tokens,
+                "clip_fraction": totals["clipped"] / tokens,
+                "ratio": totals["ratio"] / tokens,
+                "logprob_error/mean": totals["logprob_error"] / tokens,
+                "logprob_error/max": largest,
+            }
+        return metrics
+
+    def logprob(self, plan: ShardPlan, column: str, reference: bool = False) -> dict[str, float]:
+        """Write the log-probabilities of the plan's response tokens as `column`: float32 [len], 0 elsewhere.
+
+        Raises:
+            MissingColumnsError: the token columns were not written. RuntimeError: `reference` without a snapshot.
+        """
+        micro_batches = batches.fetch(self._plane, plan, _BASE_FIELDS, self._device)
+        if reference:
+            self._swap_reference()
+        try:
+            results = self._forward_backward(micro_batches, lambda b, lp: (lp.sum(), {"logprobs": lp}), forward_only=True)
+        finally:
+            if reference:
+                self._swap_reference()
+        if self._writes_back():
+            rows: dict[int, torch.Tensor] = {}
+            for micro_batch, result in zip(micro_batches, results, strict=True):
+                masked = torch.where(micro_batch.token_mask, result["logprobs"], 0.0)
+                rows.update(batches.unpad(micro_batch, masked))
+            self._plane.put(plan.meta, {column: [rows[row] for row in range(len(plan.meta))]})
+        return {"response_tokens": float(plan.global_tokens)}
+
+    def export_weights(self) -> dict[str, torch.Tensor] | None:
+        """All weights under Hugging Face names, on the CPU, as copies; on rank 0 only. A collective."""
+        from actors.policy.weights import export_hf
+
+        keep = self._rank == 0
+        weights = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in export_hf(self._bare, self._hf) if keep}
+        return weights if keep else None
+
+    def save_hf(self, path: str) -> None:
+        """Write a Hugging Face directory: weights, and the source model's configuration and tokenizer. A collective."""
+        weights = self.export_weights()
+        if weights is None:
+            return
+        from safetensors.torch import save_file
+
+        directory = Path(path)
+        directory.mkdir(parents=True, exist_ok=True)
+        for source in Path(self._model_path).iterdir():
+            if source.is_file() and source.suffix in {".json", ".txt", ".jinja", ".model"} and ".safetensors" not in source.name:
+                shutil.copyfile(source, directory / source.name)
+        save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+
+    def close(self) -> None:
+        """Leave the process group."""
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+    # ---- inside a step ----
+
+    def _train_fields(self, plan: ShardPlan, objective: str) -> list[str]:
+        fields = list(_BASE_FIELDS)
+        if objective == "grpo":
+            fields += ["advantages", "generation_logprobs"]
+            if self._config.loss.kl_coef > 0:
+                fields.append("reference_logprobs")
+            if self._config.why_no_logprob() is None:
+                fields.append("policy_logprobs")
+        return fields
+
+    def _loss(
+        self, plan: ShardPlan, objective: str, b: MicroBatch, logprobs: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        tokens = max(plan.global_tokens, 1)
+        if objective == "sft":
+            loss, sums = sft_loss(logprobs, b.token_mask, b.sample_mask, global_tokens=tokens)
+            return loss, {"loss": loss.detach(), **sums}
+        assert b.advantages is not None and b.generation_logprobs is not None  # noqa: PT018  (fetch brought them)
+        loss, sums = grpo_loss(
+            logprobs, b.policy_logprobs, b.advantages, b.token_mask, b.sample_mask, b.reference_logprobs, self._config.loss,
+            global_tokens=tokens, global_sequences=plan.global_sequences,
+        )
+        error, largest = logprob_error(logprobs, b.generation_logprobs, b.token_mask)
+        return loss, {"loss": loss.detach(), **sums, "logprob_error": error, "largest": largest}
+
+    def _forward_backward(self, micro_batches: list[MicroBatch], loss: Any, *, forward_only: bool) -> list[dict[str, torch.Tensor]]:
+        """Megatron's schedule over the micro-batches. Returns what `loss` reported of each, on the last pipeline stage."""
+        from functools import partial
+
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+
+        def forward_step(iterator: Any, model: Any) -> tuple[torch.Tensor, Any]:
+            b = next(iterator)
+            logits = model(input_ids=b.input_ids, position_ids=b.position_ids, attention_mask=None)
+            return logits, partial(after, b)
+
+        def after(b: MicroBatch, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+            value, report = loss(b, self._logprobs(b, logits))
+            return value, b.token_mask.sum().int(), report
+
+        self._model.train(not forward_only)
+        size, length = micro_batches[0].input_ids.shape
+        context = torch.no_grad() if forward_only else torch.enable_grad()
+        with context:
+            reports: list[dict[str, torch.Tensor]] = get_forward_backward_func()(
+                forward_step_func=forward_step,
+                data_iterator=iter(micro_batches),
+                model=self._model,
+                num_microbatches=len(micro_batches),
+                seq_length=length,
+                micro_batch_size=size,
+                forward_only=forward_only,
+            )
+        return reports
+
+    def _logprobs(self, b: MicroBatch, logits: torch.Tensor) -> torch.Tensor:
+        """[B, T] float32: entry t belongs to input_ids[t]; entry 0 is 0. `logits` is [B, T, vocabulary / TP]."""
+        from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
+
+        # Megatron's layout is [T, B, V]; its cross entropy works on fp32 vocabulary shards and carries the gradient.
+        scaled = logits.float().transpose(0, 1).contiguous() / self._temperature
+        labels = b.labels.transpose(0, 1).contiguous()
+        nll = vocab_parallel_cross_entropy(scaled, labels).transpose(0, 1)
+        return torch.nn.functional.pad(-nll[:, :-1], (1, 0))
+
+    def _reduce(self, reports: list[dict[str, torch.Tensor]]) -> tuple[dict[str, float], float]:
+        """Sums over micro-batches and data-parallel ranks, and the largest log-probability error, on every rank."""
+        state = self._state
+        sums = torch.zeros(len(_SUMMED), dtype=torch.float64, device=self._device)
+        largest = torch.zeros(1, dtype=torch.float64, device=self._device)
+        for report in reports:
+            for i, name in enumerate(_SUMMED):
+                if name in report:
+                    sums[i] += report[name]
+            if "largest" in report:
+                largest = torch.maximum(largest, report["largest"].double())
+        data = state.get_data_parallel_group(with_context_parallel=True)
+        torch.distributed.all_reduce(sums, group=data)
+        torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX, group=data)
+        if state.get_pipeline_model_parallel_world_size() > 1:
+            last, group = state.get_pipeline_model_parallel_last_rank(), state.get_pipeline_model_parallel_group()
+            torch.distributed.broadcast(sums, src=last, group=group)
+            torch.distributed.broadcast(largest, src=last, group=group)
+        return dict(zip(_SUMMED, sums.tolist(), strict=True)), float(largest)
+
+    def _writes_back(self) -> bool:
+        return bool(self._state.is_pipeline_last_stage()) and self._state.get_tensor_model_parallel_rank() == 0
+
+    def _swap_reference(self) -> None:
+        if self._reference is None:
+            raise RuntimeError("there is no reference policy yet: call snapshot_reference first")
+        with torch.no_grad():
+            for parameter, kept in zip(self._bare.parameters(), self._reference, strict=True):
+                present = parameter.detach().clone()
+                parameter.copy_(kept)
+                kept.copy_(present)

@@ -1,0 +1,49 @@
+"""Grouping, dynamic sampling and batch statistics, from tags alone."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.data_plane.meta import KVBatchMeta
+from tasks.advantage import by_group, drop_dead_groups, group_metrics
+
+
+def batch(rewards: list[list[float]]) -> KVBatchMeta:
+    rows = [(f"u{g}", i, reward) for g, group in enumerate(rewards) for i, reward in enumerate(group)]
+    return KVBatchMeta(
+        partition_id="train",
+        keys=tuple(f"{uid}-{i}" for uid, i, _ in rows),
+        sequence_lengths=(4,) * len(rows),
+        tags=tuple(
+            {"prompt_uid": uid, "weight_version": 0, "reward": reward, "response_length": 2 + i, "truncated": i == 0}
+            for uid, i, reward in rows
+        ),
+    )
+
+
+def test_groups_and_statistics() -> None:
+    meta = batch([[1.0, 0.0], [0.5, 0.5]])
+    assert by_group(meta) == [[0, 1], [2, 3]]
+    assert group_metrics(meta) == {
+        "reward/mean": 0.5,
+        "reward/std": (0.5**2 * 2 / 4) ** 0.5,
+        "response_length/mean": 2.5,
+        "truncated_fraction": 0.5,
+    }
+
+
+@given(
+    alive=st.lists(st.booleans(), min_size=1, max_size=12),
+    size=st.integers(2, 5),
+    data_parallel=st.sampled_from([1, 2, 4]),
+)
+def test_dynamic_sampling_keeps_every_live_row_and_divides(alive: list[bool], size: int, data_parallel: int) -> None:
+    size *= data_parallel  # the whole batch divides, as the configuration demands
+    meta = batch([[float(lives and i == 0) for i in range(size)] for lives in alive])
+    groups = by_group(meta)
+    dead = [rows for rows, lives in zip(groups, alive, strict=True) if not lives]
+    kept = drop_dead_groups(meta, dead, data_parallel)
+    assert len(kept) % data_parallel == 0
+    live = {meta.keys[row] for rows, lives in zip(groups, alive, strict=True) if lives for row in rows}
+    assert live <= set(kept.keys)
+    assert len(kept) == len(meta) if not live else len(kept) < len(live) + data_parallel
+    assert list(kept.keys) == [key for key in meta.keys if key in set(kept.keys)]
