@@ -70,7 +70,9 @@ def _check_vocabulary(encoder: PromptEncoder, shape: Any, model_path: str) -> No
             "take the tokenizer that belongs to this model"
         )
     if encoder.tokenizer.eos_token_id is None:
-        raise ConfigError(f"model.path: the tokenizer in {model_path} has no eos_token, so no response would ever end: set it in tokenizer_config.json")
+        raise ConfigError(
+            f"model.path: the tokenizer in {model_path} has no eos_token, so no response would ever end: set it in tokenizer_config.json"
+        )
 
 
 def _check_prompts(config: RunConfig, encoder: PromptEncoder, environment: Environment, context: int) -> None:
@@ -79,7 +81,9 @@ def _check_prompts(config: RunConfig, encoder: PromptEncoder, environment: Envir
         raise ConfigError(f"generation.max_model_len: {config.generation.max_model_len} is above the model's context of {context} tokens")
     room = limit - config.rollout.max_new_tokens
     if room < 1:
-        raise ConfigError(f"rollout.max_new_tokens: {config.rollout.max_new_tokens} leaves no room for a prompt in a context of {limit} tokens")
+        raise ConfigError(
+            f"rollout.max_new_tokens: {config.rollout.max_new_tokens} leaves no room for a prompt in a context of {limit} tokens"
+        )
     for split in ("train", "validation"):
         for index in range(min(_PROBED_PROMPTS, environment.size(split))):
             problem = environment.problem(split, index)
@@ -92,4 +96,7 @@ def _check_prompts(config: RunConfig, encoder: PromptEncoder, environment: Envir
                 )
             answer = len(encoder.answer(problem)) if config.warm_start.steps and split == "train" else 0
             if length + answer > context:
-                raise ConfigError(f"environment: {split} prompt {index} with its answer has {length + answer} tokens, the context is {context}")
+                raise ConfigError(
+                    f"environment: {split} prompt {index} with its answer has {length + answer} tokens, the context is {context}: "
+                    "shorten it, or set warm_start.steps=0"
+                )

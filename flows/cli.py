@@ -51,7 +51,7 @@ def _run(flow: Any, options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("interrupted: the run's actors have ended", file=sys.stderr)
         return 130
-    except Exception as error:  # the flow has logged the traceback; a person wants the line
+    except Exception as error:  # noqa: BLE001  (the flow has logged the traceback; a person wants the line)
         print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     return 0

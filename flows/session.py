@@ -16,6 +16,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from prefect import runtime
+from tasks.reporting.html import write_report
+from tasks.reporting.metrics import MetricsWriter
+from tasks.reporting.run_dir import RunDirectory
+from tasks.reporting.samples import SamplesWriter
+from tasks.reporting.summary import Summary
+from tasks.reporting.terminal import Progress
 
 from actors import names
 from actors.preflight import check, prepare_model
@@ -26,15 +32,9 @@ from flows.step import Step
 from tasks.checkpoint import export_hf
 from tasks.cluster import cluster
 from tasks.evaluate import validate
-from tasks.launch import launch, logical_cpus
+from tasks.launch import launch, logical_cpus, stop
 from tasks.publish import Publisher
 from tasks.refit import refit
-from tasks.reporting.html import write_report
-from tasks.reporting.metrics import MetricsWriter
-from tasks.reporting.run_dir import RunDirectory
-from tasks.reporting.samples import SamplesWriter
-from tasks.reporting.summary import Summary
-from tasks.reporting.terminal import Progress
 from tasks.train import begin_grpo
 from tasks.warm_start import begin_warm_start, warm_start
 
@@ -78,7 +78,7 @@ class Session:
             self._stack.enter_context(cluster(config.ray, self.namespace, logical_cpus(config)))
         with self.progress.phase("starting the actors: data plane, vLLM, Megatron, collector"), self.time("launch"):
             self.actors = launch(config, model_path, self.namespace)
-            self._stack.callback(self.actors.stop)
+            self._stack.callback(stop, self.namespace, self.actors.address)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is None:
@@ -128,7 +128,8 @@ class Session:
     def refit(self) -> None:
         """Weights into the engines, outside a step."""
         with self.time("warm_start"):
-            self.weight_version = int(refit(self.namespace, "warm-start", self.actors.engines, self.config.policy.timeout_s)["weight_version"])
+            result = refit(self.namespace, "warm-start", self.actors.engines, self.config.policy.timeout_s)
+        self.weight_version = int(result["weight_version"])
 
     @contextmanager
     def step(self, number: int) -> Iterator[Step]:

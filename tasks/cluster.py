@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import ray
 
@@ -75,7 +75,5 @@ def _sigterm_handler() -> object:
 
 
 def _restore(handler: object) -> None:
-    try:
+    with suppress(ValueError):  # not the main thread: there was no handler of ours to lose
         signal.signal(signal.SIGTERM, handler)  # type: ignore[arg-type]
-    except ValueError:
-        pass  # not the main thread: there was no handler of ours to lose

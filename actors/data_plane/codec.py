@@ -13,7 +13,7 @@ is stored but silently never becomes readable. Bits, dtype and shape survive (bo
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -60,6 +60,31 @@ class ColumnType:
         return self == other or (self.layout is Layout.ARRAY and other.layout is not Layout.OBJECT and self.dtype == other.dtype)
 
 
+@dataclass
+class Schema:
+    """What a partition may hold, and what is known of its columns' types so far."""
+
+    fields: frozenset[str]
+    capacity: int | None
+    types: dict[str, ColumnType]
+
+    def mask(self, names: Iterable[str]) -> int:
+        """A set of columns as bits, in alphabetical order: small enough to ride with every sample."""
+        order = sorted(self.fields)
+        return sum(1 << order.index(name) for name in names)
+
+
+def check_fields(partition_id: str, names: Sequence[str], schema: frozenset[str]) -> None:
+    """Refuse columns that the partition's schema does not name.
+
+    Raises:
+        UnknownFieldError.
+    """
+    if unknown := [name for name in names if name not in schema]:
+        known = ", ".join(sorted(schema))
+        raise UnknownFieldError(f"partition {partition_id!r} has no column {unknown[0]!r}; its columns: {known}")
+
+
 def check_columns(meta: KVBatchMeta, columns: Mapping[str, Column], schema: frozenset[str]) -> dict[str, ColumnType]:
     """The type of each column, when the columns fit the meta and the partition's schema.
 
@@ -67,9 +92,8 @@ def check_columns(meta: KVBatchMeta, columns: Mapping[str, Column], schema: froz
         UnknownFieldError, RowCountError, ColumnTypeError.
     """
     where = f"partition {meta.partition_id!r}"
+    check_fields(meta.partition_id, tuple(columns), schema)
     for name, rows in columns.items():
-        if name not in schema:
-            raise UnknownFieldError(f"{where} has no column {name!r}; its columns: {', '.join(sorted(schema))}")
         if len(rows) != len(meta):
             raise RowCountError(f"{where}: column {name!r} has {len(rows)} rows for {len(meta)} keys")
     return {name: column_type(rows, f"{where}: column {name!r}") for name, rows in columns.items()} if len(meta) else {}
@@ -119,7 +143,7 @@ def encode(name: str, rows: Column, kind: ColumnType) -> dict[str, torch.Tensor]
     """
     if kind.layout is Layout.OBJECT:
         return {name: _pack([_pickled(name, row) for row in rows])}
-    tensors = [row.detach().cpu() for row in rows]
+    tensors = list(rows) if all(row.is_cpu for row in rows) else [row.cpu() for row in rows]
     if kind.layout is not Layout.ARRAY:
         return {name: _pack(tensors)}
     return {
@@ -130,11 +154,11 @@ def encode(name: str, rows: Column, kind: ColumnType) -> dict[str, torch.Tensor]
 
 def decode(name: str, kind: ColumnType, stored: Mapping[str, torch.Tensor]) -> list[Any]:
     """Rows of a column from its stored fields. Tensor rows are views that do not overlap."""
-    rows = _unpack(stored[name])
+    rows = list(stored[name].unbind())
     if kind.layout is Layout.OBJECT:
         return [pickle.loads(row.numpy().tobytes()) for row in rows]
     if kind.layout is Layout.ARRAY:
-        shapes = _unpack(stored[name + SHAPE_SUFFIX])
+        shapes = stored[name + SHAPE_SUFFIX].unbind()
         return [row.reshape(shape.tolist()) for row, shape in zip(rows, shapes, strict=True)]
     return rows
 
@@ -150,17 +174,11 @@ def copy_row(name: str, row: Any) -> Any:
     return pickle.loads(_dumps(name, row))
 
 
-def _pack(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+@torch.no_grad()
+def _pack(rows: list[torch.Tensor]) -> torch.Tensor:
     if len({row.shape for row in rows}) == 1:
-        return torch.stack(list(rows))
-    return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
-
-
-def _unpack(packed: torch.Tensor) -> list[torch.Tensor]:
-    if not packed.is_nested:
-        return list(packed.unbind())
-    # Slicing the flat values is several times faster than NestedTensor.unbind.
-    return list(packed.values().split(packed.offsets().diff().tolist()))
+        return torch.stack(rows)
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
 def _pickled(name: str, row: Any) -> torch.Tensor:

@@ -36,13 +36,14 @@ class DataPlaneAddress:
 
 
 def connect(address: DataPlaneAddress, timeout_s: float) -> DataPlane:
-    """A client in this process, which must be attached to the run's Ray cluster. The connection is shared by the process's clients.
+    """A client in this process, which must be attached to the run's Ray cluster. Clients of one process share a connection.
 
     Args:
         timeout_s: longest wait for any one call, in seconds.
 
     Raises:
         DataPlaneGoneError: the run's data plane has ended, or does not answer.
+        DataPlaneError: no Ray cluster is attached.
     """
     from actors.data_plane.transfer_queue import TransferQueuePlane
 

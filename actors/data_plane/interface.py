@@ -82,11 +82,11 @@ def check_schema(partition_id: str, fields: Sequence[str], capacity: int | None)
     """The columns of a partition as a set.
 
     Raises:
-        ValueError: no columns, a doubled or reserved name ("::" inside), or a capacity below 1.
+        ValueError: no columns, more than 63, a doubled or reserved name ("::" inside), or a capacity below 1.
     """
     schema = frozenset(fields)
-    if not schema or len(schema) != len(fields):
-        raise ValueError(f"partition {partition_id!r}: needs at least one column, each named once; got {list(fields)}")
+    if not 1 <= len(schema) <= 63 or len(schema) != len(fields):
+        raise ValueError(f"partition {partition_id!r}: needs 1 to 63 columns, each named once; got {list(fields)}")
     if reserved := [name for name in (partition_id, *sorted(schema)) if "::" in name]:
         raise ValueError(f"partition {partition_id!r}: '::' in {reserved[0]!r} is reserved")
     if capacity is not None and capacity < 1:

@@ -62,7 +62,8 @@ def shard(meta: KVBatchMeta, *, data_parallel: int, micro_batch_size: int, pad_t
             ShardPlan(
                 meta=meta.subset(rows),
                 micro_batches=tuple(
-                    tuple(range(start, min(start + micro_batch_size, len(rows)))) for start in range(0, len(rows), micro_batch_size)
+                    tuple(range(start, min(start + micro_batch_size, len(rows))))
+                    for start in range(0, len(rows), micro_batch_size)
                 ),
                 padded_length=padded,
                 global_tokens=tokens,

@@ -39,10 +39,7 @@ class ReasoningGymEnvironment(Environment):
     def problem(self, split: Split, index: int) -> Problem:
         if not 0 <= index < self._sizes[split]:
             raise IndexError(f"{split} problem {index} of {self._sizes[split]}")
-        if split == "validation":
-            entry = self._validation[index]
-        else:
-            entry = self._train_entry(index)
+        entry = self._validation[index] if split == "validation" else self._train_entry(index)
         return Problem(uid=f"{split[0]}{index}", question=entry["question"], answer=str(entry["answer"]), payload=entry)
 
     def _train_entry(self, index: int) -> dict[str, Any]:

@@ -14,6 +14,6 @@ def group_advantages(rewards: Sequence[float], *, normalize: bool) -> list[float
     mean = math.fsum(rewards) / len(rewards)
     centred = [reward - mean for reward in rewards]
     deviation = math.sqrt(math.fsum(value * value for value in centred) / len(rewards))
-    if deviation < 1e-8:  # equal but for rounding
+    if deviation <= 1e-8 * max(1.0, *map(abs, rewards)):  # equal but for rounding
         return [0.0] * len(rewards)
     return [value / deviation for value in centred] if normalize else centred

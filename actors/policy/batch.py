@@ -43,17 +43,12 @@ class MicroBatch:
     def count(self) -> int:
         return len(self.rows)
 
-    @property
-    def labels(self) -> torch.Tensor:
-        """[B, T] int64: the token that each position predicts (its right neighbour; the last predicts a padding 0)."""
-        return torch.nn.functional.pad(self.input_ids[:, 1:], (0, 1))
-
 
 def fetch(plane: DataPlane, plan: ShardPlan, fields: Sequence[str], device: torch.device) -> list[MicroBatch]:
     """Read the columns of a plan's rows once, and pad them into its micro-batches.
 
     Raises:
-        MissingColumnsError: a column that no stage has written.
+        MissingColumnsError: a column that no stage has written. ValueError: a row longer than the plan's padded length.
     """
     missing = set(fields) - plan.meta.fields
     if missing:
@@ -70,6 +65,8 @@ def _pad(columns: dict[str, list[torch.Tensor]], rows: tuple[int, ...], size: in
         out = torch.zeros(size, length, dtype=dtype)
         for i, row in enumerate(rows):
             value = columns[name][row]
+            if len(value) > length:
+                raise ValueError(f"column {name!r}: a row of {len(value)} tokens, but sequence_lengths promised at most {length}")
             out[i, : len(value)] = value
         return out.to(device)
 

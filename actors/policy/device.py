@@ -1,10 +1,13 @@
-"""Where the policy computes, chosen once per process; and a shim that lets Megatron-Core, which asks for CUDA by name, run on a CPU."""
+"""Where the policy computes, chosen once per process; and a shim that lets Megatron-Core, which asks for CUDA by name, run on a CPU.
+
+worker method ── with runtime(device) ──► Megatron ── zeros(device="cuda"), tensor.type(), current_stream() ──► shim ──► CPU
+                                      (on CUDA the shim is not there)
+"""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -15,8 +18,8 @@ from configs.policy import ParallelConfig
 _shim: TorchFunctionMode | None = None
 
 
-def choose(device: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """The process's device; for "auto", CUDA when there is one.
+def choose(device: Literal["auto", "cpu", "cuda"], rank: int = 0) -> torch.device:
+    """The device of worker `rank`; for "auto", CUDA when there is one. Workers that see the same GPUs take them in turn.
 
     Raises:
         RuntimeError: "cuda" where there is none.
@@ -25,7 +28,17 @@ def choose(device: Literal["auto", "cpu", "cuda"]) -> torch.device:
         raise RuntimeError("policy.device is 'cuda', but torch sees no CUDA device here: use 'auto' or 'cpu'")
     if device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cuda", rank % torch.cuda.device_count())
+
+
+def runtime(device: torch.device) -> AbstractContextManager[Any]:
+    """What Megatron must run inside of. Entered per call: a torch function mode belongs to one thread, and calls come on several."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        return nullcontext()
+    install_cpu_shim()
+    assert _shim is not None
+    return _shim
 
 
 class _CudaMeansCpu(TorchFunctionMode):
@@ -37,7 +50,10 @@ class _CudaMeansCpu(TorchFunctionMode):
         is_number = isinstance(device, int) and not isinstance(device, bool)
         if is_number or (device is not None and str(device).startswith("cuda")):
             kwargs["device"] = torch.device("cpu")
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if func is torch.Tensor.type and isinstance(result, str):
+            return result.replace("torch.", "torch.cuda.", 1)  # Megatron's optimizer asserts on these names
+        return result
 
 
 class _NoStream:
@@ -48,61 +64,56 @@ class _NoStream:
     def wait_stream(self, stream: Any) -> None: ...
 
 
-def _clip_gradients(parameters: Iterable[torch.Tensor], max_norm: float, total_norm: float, use_decoupled_grad: bool = False) -> None:
-    """Megatron's gradient clipping, less its assertion that gradients are CUDA tensors."""
-    scale = max_norm / (float(total_norm) + 1e-6)
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if scale < 1.0 and gradients:
-        torch._foreach_mul_(gradients, scale)
-
-
 def install_cpu_shim() -> None:
     """Map CUDA calls of Megatron-Core to the CPU, for this process. Idempotent; never call it where CUDA is used."""
     global _shim
     if _shim is not None:
         return
     _shim = _CudaMeansCpu()
-    _shim.__enter__()  # for the life of the process: Megatron allocates in constructors and in backward hooks alike
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment, return-value]
     torch.cuda.synchronize = lambda device=None: None  # type: ignore[assignment]
     torch.cuda.current_stream = lambda device=None: _NoStream()  # type: ignore[assignment, return-value]
     torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
     torch.nn.Module.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
-    from megatron.core.optimizer import optimizer as megatron_optimizer
-    from megatron.core.tensor_parallel import random as megatron_random
-
-    megatron_optimizer.clip_grad_by_total_norm_fp32 = _clip_gradients
-
-    # Dropout is 0 in RL, so nothing random runs inside the fork.
-    megatron_random.CudaRNGStatesTracker.fork = lambda self, name=None: nullcontext()  # type: ignore[method-assign]
 
 
-def init_distributed(
-    device: torch.device, parallel: ParallelConfig, rank: int, init_method: str, seed: int, timeout_s: float
-) -> None:
-    """Join the workers' process group (NCCL or gloo) and lay Megatron's parallel groups over it.
+def init_distributed(device: torch.device, parallel: ParallelConfig, rank: int, init_method: str, seed: int, timeout_s: float) -> None:
+    """Join the workers' process group (NCCL or gloo) and lay Megatron's parallel groups over it. Call inside `runtime(device)`.
 
     Raises:
-        torch.distributed.DistStoreError: the other workers did not come within `timeout_s`.
+        TimeoutError: the other workers did not come within `timeout_s`.
     """
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-    if device.type == "cpu":
-        install_cpu_shim()
-    torch.distributed.init_process_group(
-        backend="nccl" if device.type == "cuda" else "gloo",
-        init_method=init_method,
-        rank=rank,
-        world_size=parallel.world_size,
-        timeout=datetime.timedelta(seconds=timeout_s),
-    )
+    try:
+        torch.distributed.init_process_group(
+            backend="nccl" if device.type == "cuda" else "gloo",
+            init_method=init_method,
+            rank=rank,
+            world_size=parallel.world_size,
+            timeout=datetime.timedelta(seconds=timeout_s),
+        )
+    except torch.distributed.DistError as error:
+        raise TimeoutError(
+            f"policy worker {rank} of {parallel.world_size} waited at {init_method} for the others: {str(error).splitlines()[0]}"
+        ) from error
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tensor,
         pipeline_model_parallel_size=parallel.pipeline,
         context_parallel_size=parallel.context,
         create_gloo_process_groups=False,
+        distributed_timeout_minutes=timeout_s / 60,  # type: ignore[arg-type]  (goes into a timedelta)
     )
     torch.manual_seed(seed)
-    if device.type == "cuda":
-        model_parallel_cuda_manual_seed(seed)
+    # Dropout is 0 in RL: the "inference" tracker's fork() does nothing, so no CUDA generator is needed on a CPU.
+    model_parallel_cuda_manual_seed(seed, inference_rng_tracker=device.type == "cpu", force_reset_rng=True)
+
+
+def leave_distributed() -> None:
+    """Undo `init_distributed`. Idempotent."""
+    from megatron.core import parallel_state
+
+    if torch.distributed.is_initialized():
+        parallel_state.destroy_model_parallel()
+        torch.distributed.destroy_process_group()

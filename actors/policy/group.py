@@ -18,8 +18,9 @@ import ray
 from actors.data_plane.connect import DataPlaneAddress, connect
 from actors.data_plane.meta import KVBatchMeta
 from actors.data_plane.sharding import ShardPlan, shard
+from actors.generation.pool import EnginePool
 from actors.policy.flops import training_flops
-from actors.waiting import find, wait_all
+from actors.waiting import wait_all
 from configs.policy import OptimizerConfig, PolicyConfig
 
 Objective = Literal["sft", "grpo"]
@@ -136,14 +137,12 @@ class PolicyGroup:
         others = {name: ref for name, ref in refs.items() if name != "policy-worker-0"}
         wait_all(others, what="refit: export", timeout_s=self._config.timeout_s)
         exported = time.monotonic()
-        handles = {name: find(name, self._namespace) for name in engines}
-        updates = {name: handle.update_weights.remote(weights, self._version) for name, handle in handles.items()}
-        sent = wait_all(updates, what=f"refit to weight version {self._version}", timeout_s=self._config.timeout_s)
+        taken = EnginePool(self._namespace, engines, timeout_s=self._config.timeout_s).refit(weights, self._version)
         return {
             "weight_version": self._version,
             "refit_s": time.monotonic() - started,
             "export_s": exported - started,
-            "bytes": float(max(sent.values())),
+            "bytes": float(max(taken.values())),
         }
 
     def save_hf(self, path: str) -> None:

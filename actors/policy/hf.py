@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -27,17 +28,22 @@ def check_model_dir(path: str) -> Any:
         raise ConfigError(f"model.path: there is no directory {path}")
     if not (directory / "config.json").is_file():
         raise ConfigError(f"model.path: {path} has no config.json: give a model directory in Hugging Face format")
-    if not weight_files(directory):
-        raise ConfigError(f"model.path: {path} has no weights: model.safetensors (or model.safetensors.index.json and its parts) is needed")
+    weight_files(directory)
     try:
         config = AutoConfig.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"model.path: {path}/config.json cannot be read: {str(error).splitlines()[0]}") from None
     if config.model_type not in SUPPORTED:
         raise ConfigError(f"model.path: {path} is of type {config.model_type!r}; supported are dense {', '.join(SUPPORTED)}")
-    for flag, reason in (("attention_bias", "a bias on the attention output"), ("mlp_bias", "a bias in the MLP"), ("use_sliding_window", "sliding-window attention")):
+    for flag, reason in (
+        ("attention_bias", "a bias on the attention output"),
+        ("mlp_bias", "a bias in the MLP"),
+        ("use_sliding_window", "sliding-window attention"),
+    ):
         if getattr(config, flag, False):
             raise ConfigError(f"model.path: {path}/config.json sets {flag}: {reason} is not supported")
+    if getattr(config, "quantization_config", None) is not None:
+        raise ConfigError(f"model.path: {path}/config.json has a quantization_config: give the unquantised model")
     if config.hidden_act != "silu":
         raise ConfigError(f"model.path: {path}/config.json has hidden_act {config.hidden_act!r}; supported is 'silu'")
     rope_scaling_factor(config)
@@ -45,8 +51,21 @@ def check_model_dir(path: str) -> Any:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a model directory, in order of name."""
-    return sorted(directory.glob("*.safetensors"))
+    """The safetensors files that hold the weights: those that the index names, else model.safetensors.
+
+    Other safetensors files (a consolidated copy, an adapter) are left alone, as transformers does.
+
+    Raises:
+        ConfigError: there are none, or one that the index names is missing.
+    """
+    index = directory / "model.safetensors.index.json"
+    names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else ["model.safetensors"]
+    if missing := [name for name in names if not (directory / name).is_file()]:
+        raise ConfigError(
+            f"model.path: {directory} has no weights: {missing[0]} is missing; model.safetensors (or model.safetensors.index.json "
+            "with all its parts) is needed, which save_pretrained writes"
+        )
+    return [directory / name for name in names]
 
 
 def parameter_count(path: str) -> int:

@@ -22,7 +22,7 @@ def grpo_loss(
     *,
     global_tokens: int,
     global_sequences: int,
-) -> tuple[torch.Tensor, Sums]:
+) -> tuple[torch.Tensor, Sums, Sums]:
     """The clipped surrogate with a KL penalty, negated (DeepSeekMath, arXiv 2402.03300, eq. 3; clip-higher of DAPO, 2503.14476).
 
     Args:
@@ -33,7 +33,7 @@ def grpo_loss(
         global_tokens, global_sequences: response tokens and rows of the whole batch.
 
     Returns:
-        The loss, and sums over tokens: kl (k3 estimate against the reference), clipped, ratio.
+        The loss; sums over tokens: kl (k3 estimate against the reference), clipped, ratio; and maxima: ratio.
 
     Raises:
         ValueError: `config.kl_coef` > 0 without reference log-probabilities.
@@ -54,7 +54,8 @@ def grpo_loss(
         per_token = per_token + config.kl_coef * kl
     loss = _aggregate(per_token, mask, config.aggregation, global_tokens, global_sequences)
     cut = (ratio * advantage > clipped * advantage).to(mask.dtype)
-    return loss, {"kl": _sum(kl, mask), "clipped": _sum(cut, mask), "ratio": _sum(ratio, mask)}
+    sums = {"kl": masked_sum(kl, mask), "clipped": masked_sum(cut, mask), "ratio": masked_sum(ratio, mask)}
+    return loss, sums, {"ratio": (ratio.detach() * mask).max()}
 
 
 def sft_loss(
@@ -78,5 +79,6 @@ def _aggregate(per_token: torch.Tensor, mask: torch.Tensor, how: str, tokens: in
     return ((per_token * mask).sum(dim=1) / lengths).sum() / sequences
 
 
-def _sum(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def masked_sum(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Sum of `values` where `mask` is 1, without a gradient."""
     return (values.detach() * mask).sum()

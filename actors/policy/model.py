@@ -10,6 +10,8 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.torch_norm import WrappedTorchNorm
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from actors.policy.hf import head_dim, rope_scaling_factor, rope_theta
 from configs.base import ConfigError
@@ -42,6 +44,7 @@ def transformer_config(hf: Any, parallel: ParallelConfig, dtype: torch.dtype) ->
         bf16=dtype == torch.bfloat16,
         attention_softmax_in_fp32=True,
         use_cpu_initialization=True,
+        perform_initialization=False,  # every parameter is loaded
         # Fused kernels exist for CUDA only, and change results in the last bits.
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
@@ -58,23 +61,44 @@ def build_model(hf: Any, parallel: ParallelConfig, dtype: torch.dtype, device: t
     """This rank's part of the model, with weights not yet loaded. Needs Megatron's parallel groups.
 
     Raises:
-        ConfigError: the vocabulary does not divide by the tensor-parallel size.
+        ConfigError: a layout that this model cannot be split into.
     """
-    if hf.vocab_size % parallel.tensor:
-        raise ConfigError(f"policy.parallel.tensor: {parallel.tensor} does not divide the model's vocab_size ({hf.vocab_size})")
+    _check_layout(hf, parallel)
     scaling = rope_scaling_factor(hf)
+    layer = get_gpt_layer_local_spec(qk_layernorm=hf.model_type == "qwen3", normalization="RMSNorm")
     model = GPTModel(
         config=transformer_config(hf, parallel, dtype),
-        transformer_layer_spec=get_gpt_layer_local_spec(qk_layernorm=hf.model_type == "qwen3", normalization="RMSNorm"),
-        vocab_size=hf.vocab_size,
+        # The block is spelled out because its default norm depends on what else is installed.
+        transformer_layer_spec=TransformerBlockSubmodules(
+            layer_specs=[layer] * (hf.num_hidden_layers // parallel.pipeline), layer_norm=WrappedTorchNorm
+        ),
+        vocab_size=padded_vocab_size(hf, parallel.tensor),
         max_sequence_length=hf.max_position_embeddings,
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
         share_embeddings_and_output_weights=bool(hf.tie_word_embeddings),
         position_embedding_type="rope",
-        rotary_base=int(rope_theta(hf)),
+        rotary_base=rope_theta(hf),  # type: ignore[arg-type]  (only ever a base of a power)
         rope_scaling=scaling is not None,
         rope_scaling_factor=scaling or 8.0,
         parallel_output=True,
     )
     return model.to(device=device, dtype=dtype)
+
+
+def padded_vocab_size(hf: Any, tensor_parallel: int) -> int:
+    """The vocabulary, rounded up to what tensor parallelism can split evenly. The padding's logits never reach a softmax."""
+    return int(-(-hf.vocab_size // tensor_parallel) * tensor_parallel)
+
+
+def _check_layout(hf: Any, parallel: ParallelConfig) -> None:
+    if parallel.context > 1:
+        raise ConfigError("policy.parallel.context: Megatron's local attention cannot split the context: set it to 1")
+    for name, parts, field in (
+        ("num_attention_heads", parallel.tensor, "tensor"),
+        ("num_key_value_heads", parallel.tensor, "tensor"),
+        ("intermediate_size", parallel.tensor, "tensor"),
+        ("num_hidden_layers", parallel.pipeline, "pipeline"),
+    ):
+        if getattr(hf, name) % parts:
+            raise ConfigError(f"policy.parallel.{field}: {parts} does not divide the model's {name} ({getattr(hf, name)})")

@@ -44,7 +44,7 @@ class Replicated:
 
 @dataclass(frozen=True)
 class Split:
-    """Cut evenly along `dim`: 0 for a column-parallel layer or the vocabulary, 1 for a row-parallel layer."""
+    """Cut evenly along `dim`: 0 for a column-parallel layer, 1 for a row-parallel layer."""
 
     dim: int
 
@@ -53,6 +53,19 @@ class Split:
 
     def merge(self, shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [torch.cat(list(shards), dim=self.dim)]
+
+
+@dataclass(frozen=True)
+class Vocab:
+    """Cut along dimension 0 after padding with zero rows to what divides; the padding does not come back."""
+
+    tokens: int
+
+    def shard(self, full: Sequence[torch.Tensor], rank: int, size: int) -> torch.Tensor:
+        return torch.nn.functional.pad(full[0], (0, 0, 0, -self.tokens % size)).chunk(size, dim=0)[rank]
+
+    def merge(self, shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [torch.cat(list(shards))[: self.tokens]]
 
 
 class GateUp:
@@ -99,12 +112,12 @@ class Entry:
 def table(hf: Any, stages: int) -> list[Entry]:
     """Every parameter of the model in HF order. Layers are divided evenly over the pipeline's stages."""
     per_stage = hf.num_hidden_layers // stages
-    entries = [Entry("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), Split(0), 0)]
+    entries = [Entry("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), Vocab(hf.vocab_size), 0)]
     for layer in range(hf.num_hidden_layers):
         entries += _layer(hf, layer, layer % per_stage, layer // per_stage)
     entries.append(Entry("decoder.final_layernorm.weight", ("model.norm.weight",), Replicated(), stages - 1))
     if not hf.tie_word_embeddings:
-        entries.append(Entry("output_layer.weight", ("lm_head.weight",), Split(0), stages - 1))
+        entries.append(Entry("output_layer.weight", ("lm_head.weight",), Vocab(hf.vocab_size), stages - 1))
     return entries
 
 
@@ -124,9 +137,7 @@ def _layer(hf: Any, layer: int, local: int, stage: int) -> list[Entry]:
     if hf.model_type == "qwen2":
         rows.append(("self_attention.linear_qkv.bias", tuple(f"{name}.bias" for name in attention), qkv))
     if hf.model_type == "qwen3":
-        rows += [
-            (f"self_attention.{name}_layernorm.weight", (f"{source}.self_attn.{name}_norm.weight",), Replicated()) for name in "qk"
-        ]
+        rows += [(f"self_attention.{name}_layernorm.weight", (f"{source}.self_attn.{name}_norm.weight",), Replicated()) for name in "qk"]
     return [Entry(f"{target}.{name}", names, layout, stage) for name, names, layout in rows]
 
 
@@ -134,7 +145,7 @@ def load_hf(model: GPTModel, path: str, hf: Any) -> None:
     """Fill this rank's parameters from a Hugging Face directory, one tensor in memory at a time.
 
     Raises:
-        ValueError: a tensor that the table wants is not in the files, or a parameter that no entry fills.
+        ValueError: a tensor that the table wants is not in the files or has another shape, or a parameter that no entry fills.
     """
     rank, size = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
     stage, stages = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_world_size()
@@ -144,6 +155,11 @@ def load_hf(model: GPTModel, path: str, hf: Any) -> None:
         for entry in _with_tied_output(table(hf, stages), hf, stages):
             if entry.stage == stage:
                 shard = entry.layout.shard([reader.tensor(name) for name in entry.hf], rank, size)
+                if shard.shape != parameters[entry.megatron].shape:
+                    raise ValueError(
+                        f"{', '.join(entry.hf)} in {path} give {entry.megatron} the shape {tuple(shard.shape)}; "
+                        f"config.json says {tuple(parameters[entry.megatron].shape)}"
+                    )
                 parameters[entry.megatron].copy_(shard)
                 unfilled.discard(entry.megatron)
     if unfilled:
@@ -154,7 +170,7 @@ def _with_tied_output(entries: list[Entry], hf: Any, stages: int) -> list[Entry]
     # With tied embeddings over several stages, the last stage holds a copy that Megatron keeps equal by summing gradients.
     if not hf.tie_word_embeddings or stages == 1:
         return entries
-    return [*entries, Entry("output_layer.weight", ("model.embed_tokens.weight",), Split(0), stages - 1)]
+    return [*entries, Entry("output_layer.weight", ("model.embed_tokens.weight",), Vocab(hf.vocab_size), stages - 1)]
 
 
 def export_hf(model: GPTModel, hf: Any) -> Iterator[tuple[str, torch.Tensor]]:

@@ -3,14 +3,20 @@
     plan ──fetch──► micro-batches ──► forward_backward_func ──► DDP sums gradients ──► optimizer        train
                                   └─► forward only ──► log-probabilities ──put──► data plane          logprob
 
+The last pipeline stage's output is not logits but [2, B, T]: each token's log-probability, and its distribution's entropy.
+
 All ranks of a group are called together: the calls are collectives.
 """
 
 from __future__ import annotations
 
+import functools
+import json
+import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal
 
 import torch
 
@@ -20,11 +26,28 @@ from actors.policy import batch as batches
 from actors.policy import device as devices
 from actors.policy.batch import MicroBatch
 from actors.policy.hf import check_model_dir, parameter_count
-from actors.policy.loss import grpo_loss, logprob_error, sft_loss
+from actors.policy.logprob import VocabShard, token_logprobs
+from actors.policy.loss import Sums, grpo_loss, logprob_error, masked_sum, sft_loss
 from configs.policy import OptimizerConfig, PolicyConfig
 
 _BASE_FIELDS = ("input_ids", "token_mask", "sample_mask")
-_SUMMED = ("loss", "kl", "clipped", "ratio", "logprob_error")
+_SUMMED = ("loss", "tokens", "entropy", "kl", "clipped", "ratio", "logprob_error")
+_LARGEST = ("ratio", "logprob_error")
+
+# What a step reports of one micro-batch, on the last pipeline stage: (output, micro-batch) -> (loss, sums, maxima).
+Report = dict[str, Any]
+LossFunction = Callable[[MicroBatch, torch.Tensor], tuple[torch.Tensor, Report]]
+
+
+def _on_device[**P, R](method: Callable[Concatenate[PolicyWorker, P], R]) -> Callable[Concatenate[PolicyWorker, P], R]:
+    """Run the method inside the device's runtime (the CPU shim, or CUDA's current device), on whichever thread it is called."""
+
+    @functools.wraps(method)
+    def call(self: PolicyWorker, *args: P.args, **kwargs: P.kwargs) -> R:
+        with devices.runtime(self._device):
+            return method(self, *args, **kwargs)
+
+    return call
 
 
 class PolicyWorker:
@@ -42,14 +65,14 @@ class PolicyWorker:
         self._config, self._model_path, self._plane = config, model_path, data_plane
         self._rank, self._init_method, self._seed, self._temperature = rank, init_method, seed, temperature
         self._reference: list[torch.Tensor] | None = None
+        self._device = devices.choose(config.device, rank)
 
+    @_on_device
     def setup(self) -> dict[str, Any]:
         """Join the group, build the model, load the weights. Returns rank, device, parameters of the whole model, optimizer."""
         config = self._config
-        self._device = devices.choose(config.device)
         self._dtype = getattr(torch, config.dtype)
         devices.init_distributed(self._device, config.parallel, self._rank, self._init_method, self._seed, config.timeout_s)
-        # Megatron imports read the device, so the shim goes first.
         from megatron.core import parallel_state
         from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 
@@ -67,11 +90,11 @@ class PolicyWorker:
                 grad_reduce_in_fp32=True,
                 overlap_grad_reduce=False,
                 use_distributed_optimizer=self._distributed_optimizer,
-                check_for_nan_in_grad=True,
+                check_for_nan_in_grad=False,  # it raises on one rank and leaves the others waiting; `train` checks on all
             ),
             self._bare,
         )
-        # The third argument would divide by tokens; our losses already are.
+        # The second argument would divide by tokens; our losses already are.
         self._bare.config.finalize_model_grads_func = lambda model, _tokens=None, **kw: finalize_model_grads(model, None, **kw)
         self.reset_optimizer(config.optimizer)
         return {
@@ -81,50 +104,62 @@ class PolicyWorker:
             "optimizer": "Megatron's distributed AdamW" if self._distributed_optimizer else "Megatron's AdamW",
         }
 
+    @_on_device
     def reset_optimizer(self, optimizer: OptimizerConfig) -> None:
         """Fresh moments, and the schedule from its start."""
         from actors.policy.optimizer import build_optimizer
 
         self._optimizer, self._scheduler = build_optimizer(optimizer, self._model, self._dtype, distributed=self._distributed_optimizer)
 
+    @_on_device
     def snapshot_reference(self) -> None:
         """Keep a copy of the present weights as the reference policy."""
         self._reference = [parameter.detach().clone() for parameter in self._bare.parameters()]
 
+    @_on_device
     def train(self, plan: ShardPlan, objective: Literal["sft", "grpo"]) -> dict[str, float]:
         """One optimizer step over the plan's rows. Metrics are those of the whole batch, equal on every rank.
 
         Returns:
-            loss, grad_norm (before clipping), lr, tokens; for grpo also kl, clip_fraction, ratio, logprob_error/mean and /max.
+            loss, entropy, grad_norm (before clipping), lr, response_tokens; for grpo also kl, clip_fraction, ratio and
+            ratio/max, logprob_error/mean and /max.
 
         Raises:
-            MissingColumnsError: a column that the objective reads was not written. RuntimeError: a gradient is not finite.
+            MissingColumnsError: a column that the objective reads was not written.
+            FloatingPointError: the loss or a gradient is not finite; on every rank, and the weights stay as they were.
         """
-        fields = self._train_fields(plan, objective)
+        fields = self._train_fields(objective)
         micro_batches = batches.fetch(self._plane, plan, fields, self._device)
         self._model.zero_grad_buffer()
         self._optimizer.zero_grad()
-        sums = self._forward_backward(micro_batches, lambda b, lp: self._loss(plan, objective, b, lp), forward_only=False)
+        reports = self._forward_backward(micro_batches, lambda b, out: self._loss(plan, objective, b, out), forward_only=False)
+        totals, largest = self._reduce(reports)
+        self._optimizer.prepare_grads()  # step() does so again, which changes nothing: the norm is wanted before it
+        grad_norm = float(self._optimizer.get_grad_norm())
+        if not (math.isfinite(totals["loss"]) and math.isfinite(grad_norm)):
+            raise FloatingPointError(f"train ({objective}): loss {totals['loss']}, gradient norm {grad_norm}; no update was made")
         self._scheduler.step(1)
-        _, grad_norm, _ = self._optimizer.step()
-        totals, largest = self._reduce(sums)
-        tokens = max(plan.global_tokens, 1)
+        self._optimizer.step()
+        tokens = max(totals["tokens"], 1.0)
         metrics = {
             "loss": totals["loss"],
-            "grad_norm": float(grad_norm),
+            "entropy": totals["entropy"] / tokens,
+            "grad_norm": grad_norm,
             "lr": float(self._optimizer.param_groups[0]["lr"]),
-            "response_tokens": float(plan.global_tokens),
+            "response_tokens": totals["tokens"],
         }
         if objective == "grpo":
             metrics |= {
                 "kl": totals["kl"] / tokens,
                 "clip_fraction": totals["clipped"] / tokens,
                 "ratio": totals["ratio"] / tokens,
+                "ratio/max": largest["ratio"],
                 "logprob_error/mean": totals["logprob_error"] / tokens,
-                "logprob_error/max": largest,
+                "logprob_error/max": largest["logprob_error"],
             }
         return metrics
 
+    @_on_device
     def logprob(self, plan: ShardPlan, column: str, reference: bool = False) -> dict[str, float]:
         """Write the log-probabilities of the plan's response tokens as `column`: float32 [len], 0 elsewhere.
 
@@ -135,7 +170,7 @@ class PolicyWorker:
         if reference:
             self._swap_reference()
         try:
-            results = self._forward_backward(micro_batches, lambda b, lp: (lp.sum(), {"logprobs": lp}), forward_only=True)
+            results = self._forward_backward(micro_batches, lambda _, out: (out.sum(), {"logprobs": out[0]}), forward_only=True)
         finally:
             if reference:
                 self._swap_reference()
@@ -147,6 +182,7 @@ class PolicyWorker:
             self._plane.put(plan.meta, {column: [rows[row] for row in range(len(plan.meta))]})
         return {"response_tokens": float(plan.global_tokens)}
 
+    @_on_device
     def export_weights(self) -> dict[str, torch.Tensor] | None:
         """All weights under Hugging Face names, on the CPU, as copies; on rank 0 only. A collective."""
         from actors.policy.weights import export_hf
@@ -167,16 +203,19 @@ class PolicyWorker:
         for source in Path(self._model_path).iterdir():
             if source.is_file() and source.suffix in {".json", ".txt", ".jinja", ".model"} and ".safetensors" not in source.name:
                 shutil.copyfile(source, directory / source.name)
+        shape = json.loads((directory / "config.json").read_text())
+        shape.pop("torch_dtype", None)  # the old name of the same field
+        (directory / "config.json").write_text(json.dumps(shape | {"dtype": self._config.dtype}, indent=2) + "\n")
         save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
 
+    @_on_device
     def close(self) -> None:
-        """Leave the process group."""
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+        """Leave the process group. Idempotent."""
+        devices.leave_distributed()
 
     # ---- inside a step ----
 
-    def _train_fields(self, plan: ShardPlan, objective: str) -> list[str]:
+    def _train_fields(self, objective: str) -> list[str]:
         fields = list(_BASE_FIELDS)
         if objective == "grpo":
             fields += ["advantages", "generation_logprobs"]
@@ -186,41 +225,49 @@ class PolicyWorker:
                 fields.append("policy_logprobs")
         return fields
 
-    def _loss(
-        self, plan: ShardPlan, objective: str, b: MicroBatch, logprobs: torch.Tensor
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def _loss(self, plan: ShardPlan, objective: str, b: MicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, Report]:
+        logprobs, entropies = output
         tokens = max(plan.global_tokens, 1)
+        counted = b.token_mask * b.sample_mask[:, None]
+        sums: Sums
+        largest: Sums = {}
         if objective == "sft":
             loss, sums = sft_loss(logprobs, b.token_mask, b.sample_mask, global_tokens=tokens)
-            return loss, {"loss": loss.detach(), **sums}
-        assert b.advantages is not None and b.generation_logprobs is not None  # noqa: PT018  (fetch brought them)
-        loss, sums = grpo_loss(
-            logprobs, b.policy_logprobs, b.advantages, b.token_mask, b.sample_mask, b.reference_logprobs, self._config.loss,
-            global_tokens=tokens, global_sequences=plan.global_sequences,
-        )
-        error, largest = logprob_error(logprobs, b.generation_logprobs, b.token_mask)
-        return loss, {"loss": loss.detach(), **sums, "logprob_error": error, "largest": largest}
+        else:
+            assert b.advantages is not None and b.generation_logprobs is not None  # noqa: PT018  (fetch brought them)
+            loss, sums, largest = grpo_loss(
+                logprobs,
+                b.policy_logprobs,
+                b.advantages,
+                b.token_mask,
+                b.sample_mask,
+                b.reference_logprobs,
+                self._config.loss,
+                global_tokens=tokens,
+                global_sequences=plan.global_sequences,
+            )
+            error = logprob_error(logprobs, b.generation_logprobs, counted > 0)
+            sums["logprob_error"], largest["logprob_error"] = error
+        sums |= {"loss": loss.detach(), "tokens": counted.sum(), "entropy": masked_sum(entropies, counted)}
+        return loss, {"sums": sums, "largest": largest}
 
-    def _forward_backward(self, micro_batches: list[MicroBatch], loss: Any, *, forward_only: bool) -> list[dict[str, torch.Tensor]]:
+    def _forward_backward(self, micro_batches: list[MicroBatch], loss: LossFunction, *, forward_only: bool) -> list[Report]:
         """Megatron's schedule over the micro-batches. Returns what `loss` reported of each, on the last pipeline stage."""
-        from functools import partial
-
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         def forward_step(iterator: Any, model: Any) -> tuple[torch.Tensor, Any]:
             b = next(iterator)
-            logits = model(input_ids=b.input_ids, position_ids=b.position_ids, attention_mask=None)
-            return logits, partial(after, b)
+            output = model(input_ids=b.input_ids, position_ids=b.position_ids, attention_mask=None, output_processor=self._token_logprobs)
+            return output, functools.partial(after, b)
 
-        def after(b: MicroBatch, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-            value, report = loss(b, self._logprobs(b, logits))
+        def after(b: MicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Report]:
+            value, report = loss(b, output)
             return value, b.token_mask.sum().int(), report
 
         self._model.train(not forward_only)
         size, length = micro_batches[0].input_ids.shape
-        context = torch.no_grad() if forward_only else torch.enable_grad()
-        with context:
-            reports: list[dict[str, torch.Tensor]] = get_forward_backward_func()(
+        with torch.set_grad_enabled(not forward_only):
+            reports: list[Report] = get_forward_backward_func()(
                 forward_step_func=forward_step,
                 data_iterator=iter(micro_batches),
                 model=self._model,
@@ -231,27 +278,32 @@ class PolicyWorker:
             )
         return reports
 
-    def _logprobs(self, b: MicroBatch, logits: torch.Tensor) -> torch.Tensor:
-        """[B, T] float32: entry t belongs to input_ids[t]; entry 0 is 0. `logits` is [B, T, vocabulary / TP]."""
-        from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
+    def _token_logprobs(
+        self, *, hidden_states: torch.Tensor, output_layer: Any, output_weight: Any, input_ids: torch.Tensor, **_: Any
+    ) -> torch.Tensor:
+        """Megatron's `output_processor`: [T, B, H] -> [2, B, T] float32, without the whole batch's logits in memory."""
+        state = self._state
+        parts = state.get_tensor_model_parallel_world_size()
+        width = output_layer.output_size_per_partition
+        shard = VocabShard(
+            start=state.get_tensor_model_parallel_rank() * width,
+            width=width,
+            total=self._hf.vocab_size,
+            group=state.get_tensor_model_parallel_group() if parts > 1 else None,
+        )
+        return torch.stack(
+            token_logprobs(hidden_states, lambda part: output_layer(part, weight=output_weight)[0], input_ids, self._temperature, shard)
+        )
 
-        # Megatron's layout is [T, B, V]; its cross entropy works on fp32 vocabulary shards and carries the gradient.
-        scaled = logits.float().transpose(0, 1).contiguous() / self._temperature
-        labels = b.labels.transpose(0, 1).contiguous()
-        nll = vocab_parallel_cross_entropy(scaled, labels).transpose(0, 1)
-        return torch.nn.functional.pad(-nll[:, :-1], (1, 0))
-
-    def _reduce(self, reports: list[dict[str, torch.Tensor]]) -> tuple[dict[str, float], float]:
-        """Sums over micro-batches and data-parallel ranks, and the largest log-probability error, on every rank."""
+    def _reduce(self, reports: list[Report]) -> tuple[dict[str, float], dict[str, float]]:
+        """Sums and maxima over micro-batches and data-parallel ranks, on every rank."""
         state = self._state
         sums = torch.zeros(len(_SUMMED), dtype=torch.float64, device=self._device)
-        largest = torch.zeros(1, dtype=torch.float64, device=self._device)
+        largest = torch.zeros(len(_LARGEST), dtype=torch.float64, device=self._device)
         for report in reports:
-            for i, name in enumerate(_SUMMED):
-                if name in report:
-                    sums[i] += report[name]
-            if "largest" in report:
-                largest = torch.maximum(largest, report["largest"].double())
+            sums += torch.stack([torch.as_tensor(report["sums"].get(name, 0.0), device=self._device).double() for name in _SUMMED])
+            found = torch.stack([torch.as_tensor(report["largest"].get(name, 0.0), device=self._device).double() for name in _LARGEST])
+            largest = torch.maximum(largest, found)
         data = state.get_data_parallel_group(with_context_parallel=True)
         torch.distributed.all_reduce(sums, group=data)
         torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX, group=data)
@@ -259,7 +311,7 @@ class PolicyWorker:
             last, group = state.get_pipeline_model_parallel_last_rank(), state.get_pipeline_model_parallel_group()
             torch.distributed.broadcast(sums, src=last, group=group)
             torch.distributed.broadcast(largest, src=last, group=group)
-        return dict(zip(_SUMMED, sums.tolist(), strict=True)), float(largest)
+        return dict(zip(_SUMMED, sums.tolist(), strict=True)), dict(zip(_LARGEST, largest.tolist(), strict=True))
 
     def _writes_back(self) -> bool:
         return bool(self._state.is_pipeline_last_stage()) and self._state.get_tensor_model_parallel_rank() == 0

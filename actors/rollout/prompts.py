@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from actors.environments import Environment, Problem
 
@@ -34,6 +34,17 @@ class PromptEncoder:
     def text(self, token_ids: list[int]) -> str:
         """What a person reads; special tokens are left out."""
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
+
+
+def end_token_ids(model_path: str) -> list[int]:
+    """Tokens that end a response: the tokenizer's own, and those of generation_config.json (Llama 3 has several)."""
+    ends = {int(AutoTokenizer.from_pretrained(model_path).eos_token_id)}
+    try:
+        more = GenerationConfig.from_pretrained(model_path).eos_token_id
+    except OSError:
+        more = None  # the file is optional
+    ends.update(more if isinstance(more, list) else [more] if more is not None else [])
+    return sorted(ends)
 
 
 def data_order(size: int, seed: int) -> Iterator[tuple[int, int]]:

@@ -46,7 +46,6 @@ def test_dump_of_a_model_path_reads_back(tmp_path) -> None:
         ("rollout.responses_per_prompt=1", ["rollout.responses_per_prompt", "group of 1", "2 or more"]),
         ("policy.parallel.data=3", ["128", "3", "do not divide", "policy.parallel.data"]),
         ("policy.updates_per_step=7", ["128", "7", "policy.updates_per_step"]),
-        ("warm_start.batch_size=65", None),
         ("model.path=somewhere", ["path is set", "remove", "hidden_size"]),
         ("model.hidden_size=130", ["130", "num_attention_heads"]),
         ("model.num_key_value_heads=3", ["num_attention_heads", "num_key_value_heads"]),
@@ -58,14 +57,17 @@ def test_dump_of_a_model_path_reads_back(tmp_path) -> None:
         ("nonsense", ["field=value"]),
     ],
 )
-def test_bad_input_names_the_field(override: str, words: list[str] | None) -> None:
-    if words is None:
-        load("arithmetic-cpu", [override])  # one worker: any batch divides
-        return
+def test_bad_input_names_the_field(override: str, words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         load("arithmetic-cpu", [override])
     for word in words:
         assert word in str(caught.value)
+
+
+def test_a_warm_start_batch_that_does_not_divide() -> None:
+    load("arithmetic-cpu", ["warm_start.batch_size=65"])  # one worker: any batch divides
+    with pytest.raises(ConfigError, match=r"warm_start\.batch_size \(65\) does not divide by policy\.parallel\.data \(2\)"):
+        load("arithmetic-cpu", ["warm_start.batch_size=65", "policy.parallel.data=2"])
 
 
 def test_an_unknown_recipe_names_the_nearest() -> None:

@@ -49,8 +49,7 @@ def test_uids_are_unique_and_indices_bounded() -> None:
 def test_a_validation_set_that_leaves_nothing_to_train_on() -> None:
     env = build(gym(task_options=OPTIONS | {"max_digits": 1}, validation_size=20_000), 0)
     with pytest.raises(ConfigError, match="nothing is left to train on"):
-        for index in range(200):
-            env.problem("train", index)
+        [env.problem("train", index) for index in range(200)]
 
 
 def test_unknown_task_and_options() -> None:

@@ -1,0 +1,101 @@
+"""What goes into an engine, what comes out, and how it fails. Plain and picklable; imports neither vLLM nor torch.
+
+    GenerationRequest ──► Engine ──► GenerationResult
+         one prompt, one response; weight versions ride on the result
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from actors.waiting import ActorGoneError
+
+FinishReason = Literal["stop", "length"]
+EngineState = Literal["new", "ready", "failed", "stopped"]
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One prompt for one response.
+
+    Attributes:
+        request_id: unique within a call; comes back on the result.
+        prompt_token_ids: at least one id, all below the model's vocab_size.
+        max_new_tokens: most response tokens, the eos token included.
+        temperature: 0 is greedy.
+        top_p: nucleus mass in (0, 1]; vLLM: SamplingParams.top_p.
+        seed: of this response alone, so that a response does not depend on its neighbours' random numbers.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """One response.
+
+    Attributes:
+        token_ids: response tokens; ends with an eos token if finish_reason is "stop".
+        logprobs: natural log-probability of each token under the distribution that it was drawn from: after temperature and,
+            below 1, after top_p (renormalised). A greedy token's is that of temperature 1.
+        finish_reason: "stop": an eos token; "length": max_new_tokens, or the end of the context.
+        weight_version_start: version that sampled the first token; weight_version_end: the last one.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: FinishReason
+    weight_version_start: int
+    weight_version_end: int
+
+
+@dataclass(frozen=True)
+class EngineHealth:
+    """What an engine says of itself. `failure` is empty unless the state is "failed"."""
+
+    state: EngineState
+    weight_version: int
+    running_requests: int
+    failure: str = ""
+
+
+class RequestError(ValueError):
+    """A request that no engine can serve; nothing was generated. The message names the request and what is wrong with it."""
+
+
+class PromptTooLongError(RequestError):
+    """A prompt that leaves no room for one response token in max_model_len."""
+
+
+class WeightMismatchError(ValueError):
+    """Transferred weights do not fit the model. The message names the tensor; the engine goes on with the weights it had."""
+
+
+class GenerationTimeoutError(TimeoutError):
+    """The responses were not complete at the deadline. The requests were aborted; the engine can go on."""
+
+
+class EngineFailedError(RuntimeError):
+    """The engine raised inside vLLM and its state is unknown: every later call fails with the same reason."""
+
+
+class EngineDiedError(ActorGoneError):
+    """An engine actor is dead, silent or failed.
+
+    Attributes:
+        engine: its name.
+    """
+
+    def __init__(self, engine: str, message: str) -> None:
+        super().__init__(engine, message)
+        self.engine, self._message = engine, message
+
+    def __str__(self) -> str:
+        return self._message

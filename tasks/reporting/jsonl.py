@@ -1,0 +1,44 @@
+"""JSON lines: appended and flushed one by one, so that a run that dies leaves every line that it wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import IO, Any
+
+
+def open_lines(path: Path) -> IO[str]:
+    """Open for appending. A lone surrogate (a broken byte from a tokenizer) is written as its JSON escape."""
+    return path.open("a", encoding="utf-8", errors="backslashreplace", newline="\n")
+
+
+def append(file: IO[str], row: dict[str, Any]) -> None:
+    """One line, flushed.
+
+    Raises:
+        ValueError: NaN or infinity, which JSON does not have.
+    """
+    file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+    file.flush()
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Every whole line. A last line without its end is left out: the process died while it wrote it.
+
+    Raises:
+        ValueError: a whole line that is not a JSON object; the message names file and line.
+        FileNotFoundError: no such file.
+    """
+    rows = []
+    with path.open(encoding="utf-8", newline="\n") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith("\n"):
+                break
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"{path}, line {number}: not a JSON object")
+            rows.append(row)
+    return rows

@@ -1,0 +1,100 @@
+"""Where the files of a run are.
+
+    runs/
+    ├── arithmetic-cpu/       config.yaml  metrics.jsonl  samples.jsonl  summary.json  report.html  tensorboard/  hf/
+    ├── arithmetic-cpu-2/     the same recipe, run again
+    └── latest -> arithmetic-cpu-2
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_LATEST = "latest"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The directory of one run.
+
+    Attributes:
+        root: absolute, because actors (which have another working directory) write here as well.
+    """
+
+    root: Path
+
+    @classmethod
+    def create(cls, output_dir: str | Path, name: str) -> RunDirectory:
+        """Make `output_dir/name`, or the first free of name-2, name-3, ...: nothing is overwritten. `latest` then points there.
+
+        Raises:
+            ValueError: a name that is not one path component, or is `latest`.
+            FileExistsError: `output_dir/latest` exists and is not a symbolic link.
+        """
+        if name in ("", ".", "..", _LATEST) or Path(name).name != name:
+            raise ValueError(f"name: {name!r} cannot name a run directory")
+        parent = Path(output_dir).resolve()
+        parent.mkdir(parents=True, exist_ok=True)
+        link = parent / _LATEST
+        if link.exists() and not link.is_symlink():
+            raise FileExistsError(f"{link} is not a symbolic link: move it away, the link to the last run goes there")
+        root = _claim(parent, name)
+        _point(link, root)
+        return cls(root)
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration, YAML."""
+        return self.root / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object per line (`metrics.MetricsWriter`)."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Directory of TensorBoard event files, with the same values as `metrics`."""
+        return self.root / "tensorboard"
+
+    @property
+    def samples(self) -> Path:
+        """One JSON object per line (`samples.SamplesWriter`)."""
+        return self.root / "samples.jsonl"
+
+    @property
+    def report(self) -> Path:
+        """The HTML report."""
+        return self.root / "report.html"
+
+    @property
+    def summary(self) -> Path:
+        """The run in a few numbers (`summary.Summary`)."""
+        return self.root / "summary.json"
+
+    @property
+    def hf(self) -> Path:
+        """Directory of the trained policy in Hugging Face format."""
+        return self.root / "hf"
+
+
+def _claim(parent: Path, name: str) -> Path:
+    number = 1
+    while True:
+        root = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            root.mkdir()  # atomic: of two runs that start together each gets its own
+        except FileExistsError:
+            number += 1
+        else:
+            return root
+
+
+def _point(link: Path, root: Path) -> None:
+    # A link cannot be rewritten in place; a rename over it is atomic. Relative, so that the tree may be moved.
+    fresh = link.with_name(f".{_LATEST}-{root.name}")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(root.name, target_is_directory=True)
+    os.replace(fresh, link)

@@ -1,0 +1,70 @@
+"""What the model says: prompts, responses and rewards in words, before, during and after training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
+
+from tasks.reporting.jsonl import append, open_lines, read_lines
+from tasks.reporting.run_dir import RunDirectory
+
+# before, validation, after: greedy answers to held-out prompts; train: what the policy learnt from.
+Phase = Literal["before", "train", "validation", "after"]
+
+
+class Sample(Protocol):
+    """One response as a person reads it."""
+
+    @property
+    def prompt(self) -> str: ...
+    @property
+    def response(self) -> str: ...
+    @property
+    def answer(self) -> str: ...
+    @property
+    def reward(self) -> float: ...
+    @property
+    def weight_version(self) -> int: ...
+
+
+class SamplesWriter:
+    """Appends to samples.jsonl: {step, phase, prompt, response, answer, reward, weight_version} per line. A context manager."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._file = open_lines(directory.samples)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self._file.close()
+
+    def write(self, step: int, phase: Phase, samples: Iterable[Sample]) -> None:
+        """One line per sample, on disk when the call returns. A reward that is not finite is written as null."""
+        for sample in samples:
+            row = {
+                "step": step,
+                "phase": phase,
+                "prompt": sample.prompt,
+                "response": sample.response,
+                "answer": sample.answer,
+                "reward": sample.reward if math.isfinite(sample.reward) else None,
+                "weight_version": sample.weight_version,
+            }
+            append(self._file, row)
+
+
+def read_samples(path: Path) -> list[dict[str, Any]]:
+    """The lines of a samples.jsonl as they were written.
+
+    Raises:
+        ValueError, FileNotFoundError: see `jsonl.read_lines`.
+    """
+    return read_lines(path)

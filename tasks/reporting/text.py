@@ -1,0 +1,48 @@
+"""Numbers as a person reads them: the one place that decides digits, units and what an absent value looks like."""
+
+from __future__ import annotations
+
+import math
+
+ABSENT = "–"
+PLAIN_ABSENT = "-"  # for streams that may be ASCII only
+
+
+def number(value: float | None, absent: str = ABSENT) -> str:
+    """About four significant digits: 0.5312, 12.35, 1,234, 4.20e-05. None and values that are not finite give `absent`."""
+    if value is None or not math.isfinite(value):
+        return absent
+    size = abs(value)
+    if value == int(value) and size < 1e9:
+        return f"{int(value):,}"
+    if size >= 1000:
+        return f"{value:,.0f}" if size < 1e9 else f"{value:.2e}"
+    if size >= 10:
+        return f"{value:.2f}"
+    if size >= 1:
+        return f"{value:.3f}"
+    return f"{value:.4f}" if size >= 0.001 else f"{value:.2e}"
+
+
+def score(value: float | None, absent: str = ABSENT) -> str:
+    """A reward or an accuracy: three decimals, so that a column of them lines up."""
+    return absent if value is None or not math.isfinite(value) else f"{value:.3f}"
+
+
+def duration(seconds: float | None, absent: str = ABSENT) -> str:
+    """4.2 s, 3 min 05 s, 2 h 07 min."""
+    if seconds is None or not math.isfinite(seconds):
+        return absent
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def clock(seconds: float) -> str:
+    """A countdown: 0:07, 12:30, 1:02:03."""
+    whole = max(0, round(seconds))
+    hours, minutes = whole // 3600, whole % 3600 // 60
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"

@@ -1,0 +1,86 @@
+"""The pool over real engine actors, living, killed and stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from actors.generation import pool as pool_module
+from actors.generation.engine import engine_actor_class
+from actors.generation.pool import EnginePool
+from actors.generation.routing import NoEngineError
+from actors.generation.types import EngineDiedError, RequestError, WeightMismatchError
+from configs.rollout import GenerationConfig
+from tests.actors.generation.conftest import EOS, NAMESPACE, PROMPTS, RunningEngine, build_model, request, weights_of
+
+
+def test_pool_generates_and_refits(engine: RunningEngine) -> None:
+    pool = EnginePool(NAMESPACE, [engine.name], timeout_s=60)
+    taken = pool.refit(ray.put(weights_of(engine.model(4))), 11)
+    assert taken[engine.name] > 0
+    requests = [request(str(i), prompt) for i, prompt in enumerate(PROMPTS)]
+    results = pool.generate(requests)
+    assert results == engine.generate(requests)
+    assert {r.weight_version_start for r in results} == {11}
+    health = pool.health()[engine.name]
+    assert (health.state, health.weight_version) == ("ready", 11)
+    assert pool.generate([]) == []
+
+
+def test_errors_of_a_living_engine_come_through_and_it_stays_in_the_pool(engine: RunningEngine) -> None:
+    pool = EnginePool(NAMESPACE, [engine.name], timeout_s=60)
+    with pytest.raises(RequestError):
+        pool.generate([request("a", [])])
+    with pytest.raises(WeightMismatchError):
+        pool.refit(ray.put({}), 12)
+    assert pool.dead == {}
+    assert len(pool.generate([request("a", PROMPTS[0])])) == 1
+
+
+@pytest.fixture
+def starting(ray_session: None, tmp_path: Path) -> Iterator[tuple[Any, int]]:
+    """An engine that is busy with its start, so that calls wait behind it; with its process id."""
+    build_model("qwen3", True, 0).save_pretrained(tmp_path)
+    handle = engine_actor_class().options(name="engine-starting", num_cpus=1).remote(GenerationConfig(), str(tmp_path), 0, EOS)
+    pid = ray.get(handle.__ray_call__.remote(lambda self: os.getpid()), timeout=60)
+    handle.ready.remote()
+    yield handle, pid
+    ray.kill(handle)
+
+
+def test_a_killed_engine_is_named_at_once(starting: tuple[Any, int]) -> None:
+    pool = EnginePool(NAMESPACE, ["engine-starting"], timeout_s=300)
+    assert pool.health()["engine-starting"].state == "new"
+    os.kill(starting[1], signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(EngineDiedError, match="engine-starting") as caught:
+        pool.generate([request("a", PROMPTS[0])])
+    assert time.monotonic() - began < 30
+    assert caught.value.engine == "engine-starting"
+    with pytest.raises(NoEngineError, match="engine-starting"):
+        pool.generate([request("a", PROMPTS[0])])
+
+
+def test_a_silent_engine_is_named_at_the_deadline(starting: tuple[Any, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_GRACE_S", 1.0)
+    pool = EnginePool(NAMESPACE, ["engine-starting"], timeout_s=1)
+    os.kill(starting[1], signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        with pytest.raises(EngineDiedError, match="no answer from engine-starting within 2 s"):
+            pool.generate([request("a", PROMPTS[0])])
+        assert time.monotonic() - began < 10
+    finally:
+        os.kill(starting[1], signal.SIGCONT)
+
+
+def test_an_engine_that_was_never_there_is_named(ray_session: None) -> None:
+    with pytest.raises(EngineDiedError, match="engine-none"):
+        EnginePool(NAMESPACE, ["engine-none"], timeout_s=5).generate([request("a", PROMPTS[0])])

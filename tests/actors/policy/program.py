@@ -1,0 +1,116 @@
+"""What each worker process of a layout runs: a list of jobs, every job on a fresh PolicyWorker. Results come back as files.
+
+    parent ── spawn ──► rank 0 .. n-1 ── gloo ──► job 0, job 1, ...  (model, batch, actions) ──► {job}-{rank}.pt
+"""
+
+import tempfile
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from actors.data_plane.memory import MemoryPlane
+from actors.data_plane.sharding import shard
+from actors.policy.worker import PolicyWorker
+from configs.policy import OptimizerConfig, ParallelConfig, PolicyConfig
+from tests.actors.policy import tiny
+
+FIELDS = ("input_ids", "token_mask", "sample_mask", "generation_logprobs", "advantages", "policy_logprobs", "reference_logprobs")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One model, one batch, and the methods to call in order: "logprob", "reference", "sft", "grpo", "export", ..."""
+
+    name: str
+    model: str
+    actions: tuple[str, ...]
+    vocab: int = 96
+    policy: dict[str, Any] = field(default_factory=dict)
+    temperature: float = 0.8
+    seed: int = 5
+
+
+def run_layout(parallel: ParallelConfig, jobs: Sequence[Job]) -> dict[str, list[dict[str, Any]]]:
+    """Run the jobs in `parallel.world_size` processes. Returns, by job, each rank's results in order of rank."""
+    with tempfile.TemporaryDirectory() as directory:
+        context = torch.multiprocessing.spawn(_rank, (parallel, list(jobs), directory), nprocs=parallel.world_size, join=True)
+        assert context is None
+        return {
+            job.name: [
+                torch.load(Path(directory) / f"{job.name}-{rank}.pt", weights_only=False) for rank in range(parallel.world_size)
+            ]
+            for job in jobs
+        }
+
+
+def _rank(rank: int, parallel: ParallelConfig, jobs: list[Job], directory: str) -> None:
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    for job in jobs:
+        torch.save(_run(rank, parallel, job, directory), Path(directory) / f"{job.name}-{rank}.pt")
+
+
+def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[str, Any]:
+    config = PolicyConfig(parallel=parallel, device="cpu", timeout_s=120, **({"micro_batch_size": 2} | job.policy))
+    meta, columns = tiny.batch(job.seed, job.vocab)
+    plane = MemoryPlane()
+    plane.register_partition("train", fields=FIELDS)
+    if "poison" in job.actions and rank == 0:
+        columns["advantages"][0] = torch.tensor(float("nan"))
+    meta = plane.put(meta, columns)
+    worker = PolicyWorker(config, job.model, rank, f"file://{directory}/rendezvous-{job.name}", plane, seed=0, temperature=job.temperature)
+    results: dict[str, Any] = {"setup": worker.setup(), "metrics": []}
+    data_rank = rank // parallel.tensor % parallel.data
+    for action in job.actions:
+        plan = shard(meta, data_parallel=parallel.data, micro_batch_size=config.micro_batch_size)[data_rank]
+        match action:
+            case "logprob" | "reference":
+                column = {"logprob": "policy_logprobs", "reference": "reference_logprobs"}[action]
+                worker.logprob(plan, column, reference=action == "reference")
+                meta, results[column] = _share(plane, meta, plan.meta, column, rank)
+            case "snapshot":
+                worker.snapshot_reference()
+            case "sft" | "grpo" | "poison":
+                try:
+                    results["metrics"].append(worker.train(plan, "sft" if action == "sft" else "grpo"))
+                except (FloatingPointError, ValueError) as error:
+                    results["error"] = repr(error)
+            case "reset":
+                worker.reset_optimizer(OptimizerConfig(lr=5e-3, warmup_steps=3))
+            case "export":
+                results["weights"] = worker.export_weights()
+            case "save":
+                worker.save_hf(f"{job.model}-saved")
+            case _:
+                raise ValueError(action)
+    worker.close()
+    return results
+
+
+def _share(plane: MemoryPlane, meta: Any, mine: Any, column: str, rank: int) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Every process has its own plane here: exchange the column, as the real data plane would. Also says who wrote what."""
+    written: dict[str, torch.Tensor] = {}
+    if plane_has(plane, mine, column):
+        written = dict(zip(mine.keys, plane.get(mine, [column])[column], strict=True))
+    everyone: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everyone, written)
+    full: dict[str, torch.Tensor] = {}
+    for part in everyone:
+        assert not set(part) & set(full), "two ranks wrote the same rows"
+        full |= part
+    return plane.put(meta, {column: [full[key] for key in meta.keys]}, overwrite=True), full
+
+
+def plane_has(plane: MemoryPlane, meta: Any, column: str) -> bool:
+    """Whether the column is written for these keys in this process's plane."""
+    from actors.data_plane.interface import UnknownFieldError
+
+    try:
+        plane.get(meta, [column])
+    except UnknownFieldError:
+        return False
+    return True

@@ -1,0 +1,120 @@
+"""The command line: what it prints, and that wrong input ends before anything starts."""
+
+import json
+from pathlib import Path
+
+import pytest
+import ray
+import yaml
+
+from configs.loader import load
+from flows.cli import main, plan
+from flows.grpo import grpo
+
+
+def test_dry_run_prints_configuration_and_actors_and_starts_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    already = ray.is_initialized()
+    assert main(grpo, ["--dry-run", "steps=7", f"output_dir={tmp_path}", "generation.num_engines=2", "policy.parallel.data=2"]) == 0
+    out = capsys.readouterr().out
+    assert yaml.safe_load(out.split("\nActors")[0])["steps"] == 7
+    for name in ("data plane", "engine-0", "engine-1", "collector", "environment", "policy-worker-0", "policy-worker-1", "DP2"):
+        assert name in out
+    assert ray.is_initialized() == already
+    assert not list(tmp_path.iterdir())
+
+
+def test_plan_is_a_recipe_again(tmp_path: Path) -> None:
+    config = load("arithmetic-cpu", ["seed=5"])
+    path = tmp_path / "again.yaml"
+    path.write_text(plan(config).split("\nActors")[0])
+    assert load(str(path)) == config
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    """A small model as the recipe writes it."""
+    from actors.preflight import prepare_model
+
+    return Path(prepare_model(load("arithmetic-cpu"), tmp_path / "model"))
+
+
+def with_model(tmp_path: Path, path: Path, **changes: object) -> str:
+    recipe = yaml.safe_load(Path("configs/recipes/arithmetic-cpu.yaml").read_text())
+    recipe["model"] = {"path": str(path)}
+    for name, value in changes.items():
+        recipe[name] = recipe.get(name, {}) | value if isinstance(value, dict) else value
+    target = tmp_path / "recipe.yaml"
+    target.write_text(yaml.safe_dump(recipe))
+    return str(target)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line on stderr of a run that was refused."""
+    already = ray.is_initialized()
+    assert main(grpo, list(arguments)) == 2
+    assert ray.is_initialized() == already
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert len(err.splitlines()) == 1
+    return err
+
+
+def test_a_misspelt_field(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean 'lr'" in refused(capsys, "policy.optimizer.ir=3")
+
+
+def test_a_model_directory_without_weights(capsys: pytest.CaptureFixture[str], tmp_path: Path, model_dir: Path) -> None:
+    (model_dir / "model.safetensors").unlink()
+    message = refused(capsys, "--recipe", with_model(tmp_path, model_dir))
+    assert "model.path" in message
+    assert "no weights" in message
+    assert "model.safetensors" in message
+
+
+def test_no_model_directory_at_all(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "model.path" in refused(capsys, "--recipe", with_model(tmp_path, tmp_path / "nowhere"))
+
+
+def test_a_tokenizer_larger_than_the_model(capsys: pytest.CaptureFixture[str], tmp_path: Path, model_dir: Path) -> None:
+    config = json.loads((model_dir / "config.json").read_text())
+    (model_dir / "config.json").write_text(json.dumps(config | {"vocab_size": 100}))
+    message = refused(capsys, "--recipe", with_model(tmp_path, model_dir))
+    assert "vocab_size is 100" in message
+    assert "tokenizer" in message
+
+
+def test_a_batch_that_does_not_divide(capsys: pytest.CaptureFixture[str]) -> None:
+    message = refused(capsys, "policy.parallel.data=3")
+    assert "128" in message
+    assert "policy.parallel.data" in message
+
+
+def test_a_group_of_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "group of 1" in refused(capsys, "rollout.responses_per_prompt=1")
+
+
+def test_a_prompt_longer_than_the_context(capsys: pytest.CaptureFixture[str]) -> None:
+    message = refused(capsys, "model.max_position_embeddings=16")
+    assert "rollout.max_new_tokens" in message
+    assert "tokens" in message
+
+
+def test_an_empty_data_set(capsys: pytest.CaptureFixture[str], tmp_path: Path, model_dir: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    data.touch()
+    recipe = with_model(tmp_path, model_dir, environment={"kind": "jsonl", "path": str(data)})
+    message = refused(capsys, "--recipe", recipe)
+    assert str(data) in message
+    assert "empty" in message
+
+
+def test_a_layout_that_does_not_divide_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "policy.parallel.tensor: 4 does not divide the model's num_key_value_heads (2)" in refused(capsys, "policy.parallel.tensor=4")
+
+
+def test_a_ray_address_where_nothing_listens() -> None:
+    from configs.base import ConfigError
+    from tasks.cluster import probe
+
+    with pytest.raises(ConfigError, match=r"ray\.address: no Ray cluster answers at '127\.0\.0\.1:1'"):
+        probe("127.0.0.1:1")
