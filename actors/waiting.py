@@ -77,4 +77,8 @@ def _cause(error: RayTaskError) -> Exception:
 
 def _reason(error: RayActorError) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next((line for line in lines if "exit" in line.lower() or "killed" in line.lower()), lines[0] if lines else "no reason given")
+    if not lines:
+        return "no reason given"
+    if "creation task" in lines[0]:
+        return lines[-1]  # the constructor raised: the last line of its traceback says what
+    return next((line for line in lines if "exit" in line.lower() or "killed" in line.lower()), lines[0])

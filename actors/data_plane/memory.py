@@ -45,6 +45,12 @@ class MemoryPlane(DataPlane):
         self._changed = threading.Condition()
         self._closed = False
 
+    def with_timeout(self, timeout_s: float) -> MemoryPlane:
+        """Another client of the same partitions."""
+        other = MemoryPlane(timeout_s)
+        other._partitions, other._changed = self._partitions, self._changed
+        return other
+
     def register_partition(self, partition_id: str, *, fields: Sequence[str], capacity: int | None = None) -> None:
         schema = check_schema(partition_id, fields, capacity)
         with self._changed:

@@ -28,7 +28,7 @@ from uuid import uuid4
 import ray
 from ray.exceptions import RayActorError
 from tensordict import TensorDict
-from transfer_queue.client import AsyncTransferQueueClient, with_controller_socket
+from transfer_queue.client import AsyncTransferQueueClient
 from transfer_queue.controller import TransferQueueController
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.storage.simple_storage import SimpleStorageUnit, StorageKeyNotFoundError
@@ -212,18 +212,6 @@ class TransferQueuePlane(DataPlane):
                 return
 
 
-class _Client(AsyncTransferQueueClient):
-    @with_controller_socket
-    async def set_tags(self, partition_id: str, tags: Mapping[int, dict[str, Any]], *, socket: Any = None) -> None:
-        """`async_set_custom_meta` without its copies of the whole batch: 1 ms instead of 11 ms for 512 samples."""
-        await self._request_controller(
-            socket=socket,
-            request_type=ZMQRequestType.SET_CUSTOM_META,
-            response_type=ZMQRequestType.SET_CUSTOM_META_RESPONSE,
-            body={"partition_custom_meta": {partition_id: tags}},
-        )
-
-
 class _Connection:
     """TransferQueue's asynchronous client on an event loop of its own, and the requests the plane makes of it.
 
@@ -238,9 +226,8 @@ class _Connection:
         if missing := [name for name, handle in self._actors.items() if handle is None]:
             raise DataPlaneGoneError(f"{missing[0]} is not in Ray namespace {address.namespace!r}: it died, or the run has ended")
         self.schemas: dict[str, codec.Schema] = {}
-        self._client = _Client(
-            f"data_plane_client_{uuid4().hex[:8]}", _server(address.controller, Role.CONTROLLER), zmq_io_threads=2
-        )
+        self._controller = _server(address.controller, Role.CONTROLLER)
+        self._client = AsyncTransferQueueClient(f"data_plane_client_{uuid4().hex[:8]}", self._controller, zmq_io_threads=2)
         storage = {"zmq_info": {end.actor: _server(end, Role.STORAGE) for end in address.storage}}
         deadline = time.monotonic() + timeout_s
         while True:
@@ -331,7 +318,7 @@ class _Connection:
             await self._forget(claim, fresh)
             raise
         tags = {index: {"columns": done | mask} for index, done in zip(claim.global_indexes, written, strict=True)}
-        await self._client.set_tags(meta.partition_id, tags)
+        await self._set_tags(meta.partition_id, tags)
         return None
 
     async def get(self, meta: KVBatchMeta, schema: codec.Schema, stored: Mapping[str, Sequence[str]]) -> TensorDict:
@@ -340,7 +327,8 @@ class _Connection:
         if found.size < len(meta) or not set(names) <= set(found.field_names):
             await self._explain(meta, schema, stored)
         wanted = BatchMeta(found.global_indexes, found.partition_ids, field_schema={name: {} for name in names})
-        return await self._values.get_data(wanted)
+        values: TensorDict = await self._values.get_data(wanted)
+        return values
 
     async def clear(self, meta: KVBatchMeta) -> None:
         found = await self._resolve(meta.partition_id, list(meta.keys), create=False)
@@ -348,7 +336,8 @@ class _Connection:
 
     async def tags(self, partition_id: str) -> dict[str, dict[str, Any]]:
         """Tags of every key of a partition; empty when it has none."""
-        return (await self._client.async_kv_list(partition_id)).get(partition_id, {})
+        listing: dict[str, dict[str, dict[str, Any]]] = await self._client.async_kv_list(partition_id)
+        return listing.get(partition_id, {})
 
     def close(self) -> None:
         """Stop the loop, then release the sockets (in this order: the loop's thread uses them)."""
@@ -368,9 +357,19 @@ class _Connection:
             pairs = [(batch.global_indexes[row], batch.partition_ids[row]) for row in rows]
             await self._client.async_clear_samples(BatchMeta([index for index, _ in pairs], [name for _, name in pairs]))
 
+    async def _set_tags(self, partition_id: str, tags: Mapping[int, dict[str, Any]]) -> None:
+        # What the client's async_set_custom_meta sends, without its copies of the batch: 1 ms instead of 11 for 512 samples.
+        async with self._client.controller_rpc_pool.alease(self._controller) as socket:
+            await self._client._request_controller(
+                socket=socket,
+                request_type=ZMQRequestType.SET_CUSTOM_META,
+                response_type=ZMQRequestType.SET_CUSTOM_META_RESPONSE,
+                body={"partition_custom_meta": {partition_id: tags}},
+            )
+
     async def _set_schema_tags(self, partition_id: str, tags: Mapping[str, dict[str, Any]]) -> None:
         claim = await self._resolve(f"schema::{partition_id}", list(tags), create=True)
-        await self._client.set_tags(f"schema::{partition_id}", dict(zip(claim.global_indexes, tags.values(), strict=True)))
+        await self._set_tags(f"schema::{partition_id}", dict(zip(claim.global_indexes, tags.values(), strict=True)))
 
     async def _explain(self, meta: KVBatchMeta, schema: codec.Schema, names: Iterable[str]) -> None:
         """Raise the error that names the key or column which is not there."""

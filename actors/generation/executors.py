@@ -23,6 +23,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.inputs.engine import tokens_input
 from vllm.model_executor.models import ModelRegistry
 from vllm.outputs import RequestOutput
+from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -72,12 +73,15 @@ def engine_arguments(config: GenerationConfig, model_path: str, seed: int) -> di
         "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),  # read on a CPU too; VLLM_CPU_KVCACHE_SPACE takes whole GiB only
         "enforce_eager": config.enforce_eager,
         "enable_prefix_caching": config.enable_prefix_caching,
+        # A prompt cut in two rewinds its request's random generator, which only CUDA generators can (vLLM's gpu_model_runner).
+        "enable_chunked_prefill": False if current_platform.is_cpu() else None,
         "skip_tokenizer_init": True,  # tokens in, tokens out
         "generation_config": "vllm",  # not the directory's generation_config.json: the requests say all
         "logprobs_mode": "processed_logprobs",  # after temperature and top_p
         "weight_transfer_config": WeightTransferConfig(backend=weight_transfer.BACKEND),
         "worker_extension_cls": f"{weight_transfer.__name__}.{weight_transfer.HostWorkerExtension.__name__}",
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,
     }
 
 

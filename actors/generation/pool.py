@@ -103,6 +103,7 @@ class EnginePool:
         return answers
 
     def _died(self, name: str, error: Exception) -> EngineDiedError:
-        message = str(error) if name in str(error) else f"{name}: {error}"
+        # Errors of waiting name the actor themselves; what the engine raised does not know its name.
+        message = f"{name}: {error}" if isinstance(error, EngineFailedError) else str(error)
         self._router.mark_dead(name, message)
         return EngineDiedError(name, message)

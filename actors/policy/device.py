@@ -51,7 +51,7 @@ class _CudaMeansCpu(TorchFunctionMode):
         if is_number or (device is not None and str(device).startswith("cuda")):
             kwargs["device"] = torch.device("cpu")
         result = func(*args, **kwargs)
-        if func is torch.Tensor.type and isinstance(result, str):
+        if func is torch.Tensor.type and isinstance(result, str) and not result.startswith("torch.cuda."):
             return result.replace("torch.", "torch.cuda.", 1)  # Megatron's optimizer asserts on these names
         return result
 

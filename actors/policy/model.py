@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from actors.policy.hf import head_dim, rope_scaling_factor, rope_theta
 from configs.base import ConfigError
 from configs.policy import ParallelConfig
+
+# It warns at every start that HybridModel succeeds GPTModel.
+logging.getLogger(GPTModel.__module__).setLevel(logging.ERROR)
 
 
 def transformer_config(hf: Any, parallel: ParallelConfig, dtype: torch.dtype) -> TransformerConfig:

@@ -1,9 +1,9 @@
 """Where the files of a run are.
 
-    runs/
-    ├── arithmetic-cpu/       config.yaml  metrics.jsonl  samples.jsonl  summary.json  report.html  tensorboard/  hf/
-    ├── arithmetic-cpu-2/     the same recipe, run again
-    └── latest -> arithmetic-cpu-2
+runs/
+├── arithmetic-cpu/       config.yaml  metrics.jsonl  samples.jsonl  summary.json  report.html  tensorboard/  hf/
+├── arithmetic-cpu-2/     the same recipe, run again
+└── latest -> arithmetic-cpu-2
 """
 
 from __future__ import annotations

@@ -17,11 +17,26 @@ def number(value: float | None, absent: str = ABSENT) -> str:
         return f"{int(value):,}"
     if size >= 1000:
         return f"{value:,.0f}" if size < 1e9 else f"{value:.2e}"
+    if size >= 100:
+        return f"{value:.1f}"
     if size >= 10:
         return f"{value:.2f}"
     if size >= 1:
         return f"{value:.3f}"
     return f"{value:.4f}" if size >= 0.001 else f"{value:.2e}"
+
+
+def short(value: float) -> str:
+    """For chart labels: three significant digits (two beside an exponent), no trailing zeros: 0.2, 0.894, 6.1e-5, 12.3k, 2.1M."""
+    size = abs(value)
+    if size >= 1e15 or 0 < size < 9.995e-4:
+        digits, exponent = f"{value:.1e}".split("e")
+        return f"{float(digits):g}e{int(exponent)}"
+    for power, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if size >= power:
+            unit = 1e3 if suffix == "k" else power
+            return f"{value / unit:.3g}{suffix}"
+    return f"{value:.0f}" if size >= 1000 else f"{value:.3g}"
 
 
 def score(value: float | None, absent: str = ABSENT) -> str:

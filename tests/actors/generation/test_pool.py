@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 
@@ -84,3 +85,35 @@ def test_a_silent_engine_is_named_at_the_deadline(starting: tuple[Any, int], mon
 def test_an_engine_that_was_never_there_is_named(ray_session: None) -> None:
     with pytest.raises(EngineDiedError, match="engine-none"):
         EnginePool(NAMESPACE, ["engine-none"], timeout_s=5).generate([request("a", PROMPTS[0])])
+
+
+@pytest.fixture
+def with_core(ray_session: None, tmp_path: Path) -> Iterator[tuple[int, list[psutil.Process]]]:
+    """An engine with executor async: the actor's process id, and the processes that vLLM started below it."""
+    build_model("qwen3", True, 0).save_pretrained(tmp_path)
+    config = GenerationConfig(executor="async", kv_cache_gib=0.125)
+    handle = engine_actor_class().options(name="engine-async", num_cpus=1).remote(config, str(tmp_path), 0, EOS)
+    ray.get(handle.ready.remote(), timeout=300)
+    pid = ray.get(handle.__ray_call__.remote(lambda self: os.getpid()), timeout=60)
+    yield pid, psutil.Process(pid).children(recursive=True)
+    ray.kill(handle)
+
+
+@pytest.mark.slow
+def test_a_killed_engine_core_fails_its_engine(with_core: tuple[int, list[psutil.Process]]) -> None:
+    pool = EnginePool(NAMESPACE, ["engine-async"], timeout_s=300)
+    assert len(pool.generate([request("a", PROMPTS[0])])) == 1
+    max(with_core[1], key=lambda process: process.memory_info().rss).kill()
+    began = time.monotonic()
+    with pytest.raises(EngineDiedError, match="^engine-async: generate: vLLM raised EngineDeadError"):
+        pool.generate([request("b", PROMPTS[0])])
+    assert time.monotonic() - began < 30
+    health = EnginePool(NAMESPACE, ["engine-async"], timeout_s=5).health()["engine-async"]
+    assert health.state == "failed" and "EngineDeadError" in health.failure
+
+
+@pytest.mark.slow
+def test_a_killed_actor_takes_its_engine_core_along(with_core: tuple[int, list[psutil.Process]]) -> None:
+    os.kill(with_core[0], signal.SIGKILL)
+    _, left = psutil.wait_procs(with_core[1], timeout=20)
+    assert not left

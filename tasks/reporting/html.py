@@ -1,0 +1,159 @@
+"""The report of a run: one HTML file that needs nothing else, written from the other files of the run directory.
+
+    summary.json, metrics.jsonl, samples.jsonl, config.yaml ──► write_report ──► report.html   (opens from file://, light and dark)
+
+It can be written again at any time, also for a run that failed before its first step.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from tasks.reporting import text
+from tasks.reporting.charts import Line, line_chart, stacked_bars
+from tasks.reporting.metrics import Row, by_step, read, series
+from tasks.reporting.run_dir import RunDirectory
+from tasks.reporting.samples import read_samples
+from tasks.reporting.summary import STEP_STAGES, Summary
+
+_TEMPLATE = "report.html.j2"
+_STAGES = (*STEP_STAGES, "validate")
+_STAGE_CLASS = {stage: f"s{number}" for number, stage in enumerate(_STAGES, start=1)} | {"other": "other"}
+_TRAINING_STEPS_SHOWN = 5
+_MOST_WARNINGS = 10
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A chart with its heading and, for more than one series, (style class, label) pairs of its legend."""
+
+    title: str
+    note: str
+    chart: Markup
+    legend: tuple[tuple[str, str], ...] = ()
+
+
+def write_report(directory: RunDirectory) -> Path:
+    """Write report.html. Files other than summary.json may be missing: a run that failed early has none.
+
+    Raises:
+        FileNotFoundError: no summary.json.
+        ValueError: a damaged file; the message names it.
+    """
+    page = render_report(
+        Summary.read(directory.summary),
+        read(directory.metrics) if directory.metrics.exists() else [],
+        read_samples(directory.samples) if directory.samples.exists() else [],
+        directory.config.read_text(encoding="utf-8") if directory.config.exists() else "",
+    )
+    # Lone surrogates, which a broken token may leave in a response, have no UTF-8.
+    directory.report.write_text(page, encoding="utf-8", errors="replace")
+    return directory.report
+
+
+def render_report(summary: Summary, metrics: Sequence[Row], samples: Sequence[dict[str, Any]], config: str) -> str:
+    """The page. `metrics` and `samples` are lines as read back; `config` is shown as it is."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"number": text.number, "score": text.score, "duration": text.duration}
+    rows = by_step(metrics)
+    warnings = _not_finite(metrics)
+    return environment.get_template(_TEMPLATE).render(
+        summary=summary,
+        panels=_panels(rows),
+        time_panel=_time_panel(rows),
+        stages=_stage_table(summary),
+        compared=_compared(samples),
+        training=_training_samples(samples),
+        warnings=warnings[:_MOST_WARNINGS],
+        more_warnings=len(warnings) - len(warnings[:_MOST_WARNINGS]),
+        config=config,
+    )
+
+
+def _panels(rows: Sequence[Row]) -> list[Panel]:
+    reward = (
+        Line("training, mean of the batch", series(rows, "reward/mean"), 1),
+        Line("validation, greedy", series(rows, "reward/validation"), 2),
+    )
+    error = (
+        Line("largest token", series(rows, "logprob_error/max"), 2),
+        Line("mean over tokens", series(rows, "logprob_error/mean"), 1),
+    )
+    accuracy = (Line("accuracy", series(rows, "accuracy/validation"), 1),)
+    kl = (Line("KL", series(rows, "kl"), 1),)
+    steps = (rows[0]["step"], rows[-1]["step"]) if rows else (0, 0)
+    return [
+        _lines("Reward", "of sampled and of greedy responses", reward, steps=steps, bounds=(0.0, 0.0)),
+        _lines("Validation accuracy", "greedy answers to held-out prompts", accuracy, steps=steps, bounds=(0.0, 1.0)),
+        _lines("KL to the reference", "nats per token", kl, steps=steps, bounds=(0.0, 0.0)),
+        _lines("Log-probability error", "|generation − training|, nats per token, log scale", error, steps=steps, log=True),
+    ]
+
+
+def _lines(title: str, note: str, lines: Sequence[Line], **options: Any) -> Panel:
+    shown = [line for line in lines if line.points]
+    legend = tuple((f"s{line.color}", line.label) for line in shown) if len(lines) > 1 else ()
+    return Panel(title, note, line_chart(lines, title=f"{title}: {note}, over steps", **options), legend)
+
+
+def _time_panel(rows: Sequence[Row]) -> Panel:
+    timed = [row for row in rows if row.get("time/step") is not None]
+    stages = {stage: [float(row.get(f"time/{stage}") or 0.0) for row in timed] for stage in _STAGES}
+    inside = [sum(stages[stage][i] for stage in STEP_STAGES) for i in range(len(timed))]
+    # Clearing, metrics and Prefect's own time: what the stages of a step do not explain.
+    stages["other"] = [max(0.0, float(row["time/step"]) - known) for row, known in zip(timed, inside, strict=True)]
+    stages = {stage: seconds for stage, seconds in stages.items() if any(seconds)}
+    title, note = "Time per step", "seconds per stage; validation comes on top of the step"
+    chart = stacked_bars([int(row["step"]) for row in timed], stages, _STAGE_CLASS, title=f"{title}: {note}")
+    return Panel(title, note, chart, tuple((_STAGE_CLASS[stage], stage) for stage in stages))
+
+
+def _stage_table(summary: Summary) -> list[tuple[str, float, float]]:
+    """(stage, seconds, share of the run), longest first; the last row is the rest of the wall clock."""
+    stages = sorted(summary.seconds_per_stage.items(), key=lambda item: (-item[1], item[0]))
+    rest = summary.seconds - sum(seconds for _, seconds in stages)
+    if rest > 0:
+        stages.append(("other", rest))
+    return [(stage, seconds, seconds / summary.seconds if summary.seconds > 0 else 0.0) for stage, seconds in stages]
+
+
+def _compared(samples: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
+    """(before, after) of each validation prompt; after is the latest validation, None when there was no second one."""
+    before = [sample for sample in samples if sample["phase"] == "before"]
+    later = [sample for sample in samples if sample["phase"] in ("validation", "after")]
+    last = max((sample["step"] for sample in later), default=None)
+    # By prompt, not by position; a prompt that occurs twice is paired in order.
+    waiting: dict[tuple[str, str], deque[dict[str, Any]]] = defaultdict(deque)
+    for sample in later:
+        if sample["step"] == last:
+            waiting[sample["prompt"], sample["answer"]].append(sample)
+    pairs = []
+    for sample in before:
+        matches = waiting[sample["prompt"], sample["answer"]]
+        pairs.append((sample, matches.popleft() if matches else None))
+    return pairs
+
+
+def _training_samples(samples: Sequence[dict[str, Any]]) -> list[tuple[int, list[dict[str, Any]]]]:
+    """(step, samples) of a few training steps, first to last, evenly spaced."""
+    grouped: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for sample in samples:
+        if sample["phase"] == "train":
+            grouped[sample["step"]].append(sample)
+    steps = sorted(grouped)
+    count = min(len(steps), _TRAINING_STEPS_SHOWN)
+    chosen = sorted({steps[round(i * (len(steps) - 1) / max(count - 1, 1))] for i in range(count)})
+    return [(step, grouped[step]) for step in chosen]
+
+
+def _not_finite(metrics: Sequence[Row]) -> list[str]:
+    return [f"step {row['step']}: {name} was not finite" for row in metrics for name, value in row.items() if value is None]

@@ -1,0 +1,102 @@
+"""Models and layouts shared by the parity tests: one spawn per layout goes through all jobs, as starting processes is what costs."""
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actors.policy.scratch import write_scratch_model
+from configs.model import ModelConfig
+from configs.policy import ParallelConfig
+from tests.actors.policy import tiny
+from tests.actors.policy.program import Job, run_layout
+
+LAYOUTS = {
+    "TP1": ParallelConfig(),
+    "TP2": ParallelConfig(tensor=2),
+    "PP2": ParallelConfig(pipeline=2),
+    "TP2xPP2": ParallelConfig(tensor=2, pipeline=2),
+    "DP2": ParallelConfig(data=2),
+}
+# 97 tokens do not divide by 2: tensor parallelism pads the vocabulary.
+MODELS: dict[str, dict[str, Any]] = {
+    "llama-tied": {"kind": "llama", "tied": True, "rope_parameters": tiny.LLAMA3_ROPE, "max_position_embeddings": 16384},
+    "llama-untied": {"kind": "llama", "tied": False},
+    "qwen2-tied": {"kind": "qwen2", "tied": True, "shard_size": "40KB"},
+    "qwen2-untied": {"kind": "qwen2", "tied": False, "vocab": 97},
+    "qwen3-tied": {"kind": "qwen3", "tied": True, "vocab": 97},
+    "qwen3-untied": {"kind": "qwen3", "tied": False, "tie_word_embeddings": False},
+}
+# eps well above float32 noise in the gradients: Adam would turn noise around 0 into full steps.
+OPTIMIZER = {"lr": 1e-3, "weight_decay": 0.1, "eps": 1e-5}
+GRPO = {
+    "optimizer": OPTIMIZER | {"clip_grad": 0.5},
+    "loss": {"kl_coef": 0.1, "clip_low": 0.02, "clip_high": 0.03},
+    "recompute_logprobs": "always",
+}
+SFT = {"optimizer": OPTIMIZER | {"clip_grad": 0.0}, "micro_batch_size": 3}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny tensors: threads only fight over the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    paths = {name: tiny.write_model(root / name, **options) for name, options in MODELS.items()}
+    texts = [f"{i} + {i + 1} = {2 * i + 1}" for i in range(50)]
+    shape = ModelConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, max_position_embeddings=64)
+    paths["scratch"] = write_scratch_model(root / "scratch", shape, texts, seed=0)
+    return paths
+
+
+@pytest.fixture(scope="session")
+def results(models: dict[str, Path]) -> Any:
+    """`results(layout)`: what every rank returned for every job of the layout; run at the first call."""
+
+    @cache
+    def run(layout: str) -> dict[str, list[dict[str, Any]]]:
+        return run_layout(LAYOUTS[layout], [*_parity(models, layout), *_training(models), *_single(models, layout)])
+
+    return run
+
+
+def _parity(models: dict[str, Path], layout: str) -> list[Job]:
+    names = MODELS if layout != "DP2" else ["llama-untied"]
+    return [Job(name, str(models[name]), ("logprob", "export"), vocab=MODELS[name].get("vocab", 96)) for name in names]
+
+
+def _training(models: dict[str, Path]) -> list[Job]:
+    grpo = ("snapshot", "logprob", "reference", "grpo", "grpo", "grpo", "export")
+    return [
+        Job("grpo", str(models["qwen3-tied"]), grpo, vocab=97, policy=GRPO),
+        Job("sft", str(models["qwen2-untied"]), ("sft", "sft", "sft", "export"), vocab=97, policy=SFT),
+    ]
+
+
+def _single(models: dict[str, Path], layout: str) -> list[Job]:
+    """Jobs that one layout is enough for."""
+    llama, on_policy = str(models["llama-untied"]), {"optimizer": OPTIMIZER}
+    if layout == "DP2":
+        return [Job("poison", llama, ("poison", "export"), policy=on_policy)]
+    if layout != "TP1":
+        return []
+    grpo = ("snapshot", "logprob", "reference", "grpo", "grpo", "grpo", "export")
+    return [
+        Job("grpo-again", str(models["qwen3-tied"]), grpo, vocab=97, policy=GRPO),
+        Job("one-micro-batch", str(models["qwen3-tied"]), grpo, vocab=97, policy=GRPO | {"micro_batch_size": 6}),
+        Job("missing", llama, ("grpo",), policy=on_policy | {"recompute_logprobs": "always"}),
+        Job("moved", llama, ("snapshot", "grpo", "reference", "logprob", "export"), policy=on_policy),
+        Job("reset", llama, ("sft", "sft", "reset", "sft", "sft", "sft", "sft", "sft"), policy={"optimizer": {"lr": 1e-3}}),
+        Job("save", str(models["scratch"]), ("sft", "save", "export"), policy=on_policy),
+        Job("bfloat16", llama, ("logprob", "sft", "sft", "export"), policy={"dtype": "bfloat16", "optimizer": {"lr": 1e-2}}),
+    ]
