@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from prefect import runtime
 from tasks.reporting.html import write_report
@@ -51,7 +51,8 @@ class Session:
         self._logprob_errors: list[float] = []
         self._validations: dict[int, Validation] = {}
         self._steps_done = 0
-        self._status = "failed"
+        self._status: Literal["completed", "failed", "cancelled"] = "failed"
+        self._error: str | None = None
         self._started = time.monotonic()
         self._stack = ExitStack()
 
@@ -83,8 +84,10 @@ class Session:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is None:
             self._status = "completed"
-        elif not issubclass(kind, Exception):
-            self._status = "cancelled"
+        else:
+            self._error = f"{kind.__name__}: {error}"
+            if not issubclass(kind, Exception):
+                self._status = "cancelled"
         with self._stack:
             summary = self._summarise()
             summary.write(self.directory)
@@ -183,6 +186,7 @@ class Session:
             recipe=self.recipe,
             seed=self.config.seed,
             status=self._status,
+            error=self._error,
             reward_before=before.reward if before else None,
             reward_after=after.reward if after else None,
             accuracy_before=before.accuracy if before else None,

@@ -60,6 +60,7 @@ STORAGE = "data_plane_storage_{}"
 # For the queue's own processes: else every request on a machine of under 8 cores warns about torch threads, and a look-up of a
 # key that is gone (no error here, or a typed one) warns in the driver's log.
 _ACTOR_ENV = {"TQ_NUM_THREADS": "1", "TQ_LOGGING_LEVEL": "ERROR"}
+_START_S = 300.0  # the actors import torch: 10 to 25 s, and 100 s were seen on a busy machine
 _PROBE_EVERY_S = 1.0  # a call that takes longer has the actors' health looked at this often
 _POLL_S = (0.01, 0.05)  # between looks at a full partition; random, so that two waiting writers do not move in step
 
@@ -75,7 +76,7 @@ def start(namespace: str, config: DataPlaneConfig) -> DataPlaneAddress:
 
     Raises:
         DataPlaneError: no Ray cluster attached, or the namespace has a data plane already.
-        DataPlaneGoneError: an actor died or was not ready within `config.timeout_s` seconds.
+        DataPlaneGoneError: an actor died or was not ready within 300 s.
     """
     _require_ray()
     environment = {"env_vars": _ACTOR_ENV}
@@ -90,7 +91,7 @@ def start(namespace: str, config: DataPlaneConfig) -> DataPlaneAddress:
         servers = wait_all(
             {name: actor.get_zmq_server_info.remote() for name, actor in actors.items()},
             what=f"start the data plane of {namespace!r}",
-            timeout_s=config.timeout_s,
+            timeout_s=_START_S,
         )
     except ValueError as error:
         _kill(actors.values())

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from typing import TYPE_CHECKING, Any
 
 from tasks.reporting.metrics import by_step, series
 from tasks.reporting.text import number, score
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _BLUE, _ORANGE, _GRAY = "#2a78d6", "#eb6834", "#63625d"
 
@@ -23,6 +21,10 @@ def reward_plot_png(metrics: Sequence[Mapping[str, Any]]) -> bytes:
     Args:
         metrics: lines of metrics.jsonl, or any rows with `step`; may be empty.
     """
+    # Here, not above: importing matplotlib takes seconds, which --help and --dry-run should not.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     rows = by_step(metrics)
     # The object interface, not pyplot: no global state, so it may run in any thread.
     figure = Figure(figsize=(10, 4), dpi=120, layout="constrained", facecolor="white")
@@ -61,6 +63,8 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _style(axes: Axes, title: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=10)
     axes.set_xlabel("step", color=_GRAY)
     axes.grid(axis="y", color="#ecebe6")

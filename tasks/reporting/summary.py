@@ -76,7 +76,7 @@ STEP_STAGES = ("rollout", "logprob", "ref_logprob", "advantage", "train", "refit
 
 
 def render_summary_text(summary: Summary) -> str:
-    """Five to seven lines of plain ASCII, without a newline at the end."""
+    """Five to seven lines, ASCII but for names and error, without a newline at the end."""
     steps = "1 step" if summary.steps == 1 else f"{summary.steps} steps"
     rows = [
         ("accuracy", f"{_plain(summary.accuracy_before)} -> {_plain(summary.accuracy_after)}"),

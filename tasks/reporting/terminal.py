@@ -55,7 +55,7 @@ class Progress:
         self._animated = self._console.is_interactive and self._console.file.isatty()
         self._ticks = ("+", "x") if self._console.options.ascii_only else ("✓", "✗")
         self._spinner = Spinner("line" if self._console.options.ascii_only else "dots")
-        self._bar = ProgressBar(total=total_steps, completed=0)
+        self._bar = ProgressBar(total=total_steps, completed=0, complete_style="cyan", finished_style="green")
         self._phase: Phase | None = None
         self._step = 0
         self._known: dict[str, float] = {}
@@ -115,7 +115,8 @@ class Progress:
 
     def _close(self, phase: Phase, done: bool) -> None:
         taken = duration(self._now() - phase.started)
-        if self._animated:
+        if self._live is not None:
+            self._live.refresh()  # else the old frame stays under the tick until the next one
             tick = Text(f"{self._ticks[0]} ", "green") if done else Text(f"{self._ticks[1]} ", "red")
             self._print(tick.append(phase.text, "default").append(f"  {taken}", "dim default"))
         else:
@@ -123,23 +124,18 @@ class Progress:
 
     def _render(self) -> RenderableType:
         """The animated line: the innermost phase, else the bar. Exactly one line, however narrow the terminal."""
-        line = Table.grid(padding=(0, 1), expand=False)
         now = self._now()
         if self._phase is not None:
-            line.add_column(no_wrap=True)
-            line.add_column(no_wrap=True, overflow="ellipsis")
             seconds = duration(now - self._phase.started)
-            line.add_row(self._spinner, Text(self._phase.text).append(f"  {seconds}", "dim"))
-        elif self._step:
-            head, tail = Text(f"step {self._step}/{self._total}"), Text(f"{self._values(self._known, ' ')} ETA {self._eta(now)}")
-            room = self._console.width - head.cell_len - tail.cell_len - 3
-            line.add_column(no_wrap=True)
-            if room >= _SHORTEST_BAR:
-                self._bar.width = min(room, _LONGEST_BAR)
-                line.add_column(no_wrap=True)
-            line.add_column(no_wrap=True, overflow="ellipsis")
-            line.add_row(head, *([self._bar] if room >= _SHORTEST_BAR else []), tail)
-        return line
+            return _one_line(self._spinner, Text(self._phase.text).append(f"  {seconds}", "dim"))
+        if not self._known:
+            return Text()
+        head, tail = f"step {self._step}/{self._total}", f"{self._values(self._known, ' ')} ETA {self._eta(now)}"
+        room = self._console.width - len(head) - len(tail) - 2
+        if room < _SHORTEST_BAR:
+            return _one_line(Text(f"{head} {tail}"))
+        self._bar.width = min(room, _LONGEST_BAR)
+        return _one_line(Text(head), self._bar, Text(tail))
 
     def _values(self, metrics: Mapping[str, float], gap: str = "  ") -> str:
         shown = [
@@ -169,3 +165,11 @@ class Progress:
     def _plain(self, text: str) -> None:
         # Past rich: it would wrap at 80 columns and, told to (FORCE_COLOR), colour a file.
         print(text, file=self._console.file, flush=True)
+
+
+def _one_line(*parts: RenderableType) -> Table:
+    line = Table.grid(padding=(0, 1))
+    for _ in parts:
+        line.add_column(no_wrap=True, overflow="ellipsis")
+    line.add_row(*parts)
+    return line

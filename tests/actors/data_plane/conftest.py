@@ -30,14 +30,14 @@ def ray_cluster() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def start_queue(ray_cluster: None) -> Iterator[Callable[[str], DataPlaneAddress]]:
+def start_queue(ray_cluster: None) -> Iterator[Callable[[str, int], DataPlaneAddress]]:
     """Starts the queue of one run; all are stopped at the end."""
     from actors.data_plane import transfer_queue as queue
 
     started: list[DataPlaneAddress] = []
 
-    def start(namespace: str) -> DataPlaneAddress:
-        started.append(queue.start(namespace, DataPlaneConfig(num_storage_units=2)))
+    def start(namespace: str, storage_units: int) -> DataPlaneAddress:
+        started.append(queue.start(namespace, DataPlaneConfig(num_storage_units=storage_units)))
         return started[-1]
 
     yield start
@@ -46,8 +46,8 @@ def start_queue(ray_cluster: None) -> Iterator[Callable[[str], DataPlaneAddress]
 
 
 @pytest.fixture(scope="session")
-def address(start_queue: Callable[[str], DataPlaneAddress]) -> DataPlaneAddress:
-    return start_queue("test-data-plane")
+def address(start_queue: Callable[[str, int], DataPlaneAddress]) -> DataPlaneAddress:
+    return start_queue("test-data-plane", 2)
 
 
 @dataclass(frozen=True)

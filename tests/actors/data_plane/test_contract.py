@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -244,26 +245,22 @@ def test_a_full_partition_makes_writers_wait(made: Plane, partition: str) -> Non
 
 def test_many_writers_never_exceed_the_capacity(made: Plane, partition: str) -> None:
     made.plane.register_partition(partition, fields=["x"], capacity=4)
-    errors: list[BaseException] = []
-    most = 0
 
     def write(name: int) -> None:
-        try:
-            for n in range(4):
-                meta = batch(partition, f"{name}-{n}-0", f"{name}-{n}-1")
-                made.plane.put(meta, {"x": [torch.tensor(name)] * 2})
-                assert_same(made.plane.get(meta, ["x"])["x"], [torch.tensor(name)] * 2)
-                made.plane.clear(meta)
-        except BaseException as error:  # reported by the main thread
-            errors.append(error)
+        for n in range(4):
+            meta = batch(partition, f"{name}-{n}-0", f"{name}-{n}-1")
+            made.plane.put(meta, {"x": [torch.tensor(name)] * 2})
+            assert_same(made.plane.get(meta, ["x"])["x"], [torch.tensor(name)] * 2)
+            made.plane.clear(meta)
 
-    threads = [threading.Thread(target=write, args=(name,)) for name in range(4)]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        most = max(most, made.plane.status(partition).samples)
-        time.sleep(0.005)
-    assert not errors, errors[0]
+    most = 0
+    with ThreadPoolExecutor(4) as pool:
+        writers = [pool.submit(write, name) for name in range(4)]
+        while not all(writer.done() for writer in writers):
+            most = max(most, made.plane.status(partition).samples)
+            time.sleep(0.005)
+    for writer in writers:
+        writer.result()
     assert most <= 4
     assert made.plane.status(partition).samples == 0
 

@@ -15,7 +15,7 @@ from tests.actors.policy import tiny
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    return tiny.write_model(tmp_path / "model", "llama", tied=True, rope_parameters=tiny.LLAMA3_ROPE)
+    return tiny.write_model(tmp_path / "model", "llama", tied=True, rope_parameters=tiny.LLAMA3_ROPE, max_position_embeddings=16384)
 
 
 def edit(model: Path, **changes: Any) -> str:
@@ -49,11 +49,11 @@ def test_unsupported_models(model: Path, changes: dict[str, Any], message: str) 
 def test_directories_that_lack_something(model: Path) -> None:
     with pytest.raises(ConfigError, match="there is no directory .*nowhere"):
         check_model_dir(str(model / "nowhere"))
+    (model / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="config.json cannot be read"):
+        check_model_dir(str(model))
     (model / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"has no weights: model.safetensors is missing; .*save_pretrained"):
-        check_model_dir(str(model))
-    (model / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match="config.json"):
         check_model_dir(str(model))
     (model / "config.json").unlink()
     with pytest.raises(ConfigError, match=r"has no config.json"):

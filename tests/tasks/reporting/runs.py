@@ -1,0 +1,76 @@
+"""A synthetic run for the tests of the reporting: what a real one writes, in milliseconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.reporting.metrics import MetricsWriter
+from tasks.reporting.run_dir import RunDirectory
+from tasks.reporting.samples import SamplesWriter
+from tasks.reporting.summary import Summary
+
+STAGES = {"rollout": 1.0, "logprob": 0.25, "ref_logprob": 0.25, "advantage": 0.01, "train": 0.75, "refit": 0.05}
+
+
+@dataclass(frozen=True)
+class Said:
+    prompt: str
+    response: str
+    answer: str
+    reward: float
+    weight_version: int = 0
+
+
+def step_metrics(step: int) -> dict[str, float]:
+    """One step's metrics, under the names that the flow uses."""
+    return {
+        "reward/mean": step / 10,
+        "loss": -0.001 * step,
+        "kl": 0.0005 * step,
+        "logprob_error/mean": 2e-6,
+        "logprob_error/max": 5e-5,
+        "tokens": 2000,
+        "tokens_per_s": 800.0,
+        **{f"time/{stage}": seconds for stage, seconds in STAGES.items()},
+        "time/step": 2.5,
+        "weight_version": step,
+    }
+
+
+def summary(**changes: Any) -> Summary:
+    """A summary with every field set, but for what the test changes."""
+    values: dict[str, Any] = {
+        "name": "tiny",
+        "recipe": "arithmetic-cpu",
+        "seed": 7,
+        "status": "completed",
+        "steps": 4,
+        "seconds": 75.5,
+        "tokens": 8000,
+        "weight_version": 4,
+        "reward_before": 0.25,
+        "reward_after": 0.75,
+        "accuracy_before": 0.125,
+        "accuracy_after": 0.875,
+        "seconds_per_stage": {"launch": 60.0, "rollout": 4.0, "train": 6.0},
+        "mean_logprob_error": 2e-6,
+    }
+    return Summary(**values | changes)
+
+
+def write_run(output_dir: Path, steps: int = 4, question: str = "1 + 2 = ?", said: str = "4") -> RunDirectory:
+    """A finished run: validation before and after, `steps` steps in between, summary and configuration."""
+    directory = RunDirectory.create(output_dir, "tiny")
+    directory.config.write_text("name: tiny\nsteps: 4\n")
+    with MetricsWriter(directory) as metrics, SamplesWriter(directory) as samples:
+        metrics.write(0, {"accuracy/validation": 0.125, "reward/validation": 0.25, "time/validate": 0.5})
+        samples.write(0, "before", [Said(question, said, "3", 0.0)])
+        for step in range(1, steps + 1):
+            metrics.write(step, step_metrics(step))
+            samples.write(step, "train", [Said(question, f"sampled at {step}", "3", 1.0, step)])
+        metrics.write(steps, {"accuracy/validation": 0.875, "reward/validation": 0.75, "time/validate": 0.5})
+        samples.write(steps, "after", [Said(question, "3", "3", 1.0, steps)])
+    summary(steps=steps).write(directory)
+    return directory

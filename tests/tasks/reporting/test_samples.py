@@ -1,0 +1,20 @@
+import math
+from pathlib import Path
+
+from tasks.reporting.run_dir import RunDirectory
+from tasks.reporting.samples import SamplesWriter, read_samples
+from tests.tasks.reporting.runs import Said
+
+
+def test_read_gives_what_was_written(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path, "tiny")
+    # Line separators of Unicode, newlines, and a lone surrogate as a broken token leaves it: one sample stays one line.
+    odd = "a\nb\r\n\u2028c\x85d\x00 \udc80 答"
+    with SamplesWriter(directory) as samples:
+        samples.write(0, "before", [Said("p", odd, "3", 0.25, 5), Said("q", "", "4", math.nan, 5)])
+        samples.write(1, "train", [])
+    assert directory.samples.read_bytes().count(b"\n") == 2
+    assert read_samples(directory.samples) == [
+        {"step": 0, "phase": "before", "prompt": "p", "response": odd, "answer": "3", "reward": 0.25, "weight_version": 5},
+        {"step": 0, "phase": "before", "prompt": "q", "response": "", "answer": "4", "reward": None, "weight_version": 5},
+    ]

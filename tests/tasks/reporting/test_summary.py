@@ -1,0 +1,49 @@
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from tasks.reporting.run_dir import RunDirectory
+from tasks.reporting.summary import Summary, render_summary_text
+from tests.tasks.reporting.runs import summary
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path, "tiny")
+    written = summary(error="RuntimeError: é")
+    written.write(directory)
+    assert Summary.read(directory.summary) == written
+    assert datetime.fromisoformat(written.finished_at).tzinfo is not None
+
+
+def test_strict() -> None:
+    with pytest.raises(ValidationError, match="status"):
+        summary(status="fine")
+    with pytest.raises(ValidationError, match="reward_befor"):
+        summary(reward_befor=1.0)
+
+
+def test_text_of_a_completed_run() -> None:
+    assert render_summary_text(summary()).splitlines() == [
+        "tiny: completed, 4 steps in 1 min 16 s, seed 7",
+        "  accuracy      0.125 -> 0.875",
+        "  reward        0.250 -> 0.750",
+        "  tokens        8,000 (800 per second)",
+        "  logprob error 2.00e-06 (mean of |generation - training|)",
+        "  time          launch 1 min 00 s, train 6.0 s, rollout 4.0 s",
+    ]
+
+
+def test_text_of_a_run_that_failed_at_once() -> None:
+    nothing = dict.fromkeys(["reward_before", "reward_after", "accuracy_before", "accuracy_after", "mean_logprob_error"])
+    text = render_summary_text(summary(**nothing, status="failed", steps=0, tokens=0, seconds_per_stage={}, error="Oh:\n  no"))
+    assert text.splitlines() == [
+        "tiny: failed, 0 steps in 1 min 16 s, seed 7",
+        "  accuracy      - -> -",
+        "  reward        - -> -",
+        "  tokens        0 (- per second)",
+        "  logprob error - (mean of |generation - training|)",
+        "  error         Oh: no",
+    ]
+    assert text.isascii()
