@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from prefect.logging.handlers import PrefectConsoleHandler
+
 from actors.preflight import check, prepare_model
-from configs import settings
 from configs.base import ConfigError
 from configs.loader import dump, load, recipe_names
 from configs.run import RunConfig
@@ -46,7 +48,7 @@ def _run(flow: Any, options: argparse.Namespace) -> int:
     try:
         with prefect_server() as url:
             print(f"Prefect UI: {url}")
-            settings.set_for_process(PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL="ERROR")
+            _quiet_console()
             flow(recipe=options.recipe, overrides=options.overrides)
     except KeyboardInterrupt:
         print("interrupted: the run's actors have ended", file=sys.stderr)
@@ -55,6 +57,14 @@ def _run(flow: Any, options: argparse.Namespace) -> int:
         print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _quiet_console() -> None:
+    """Leave the terminal to the progress bar: Prefect's line for each task run goes to the UI alone."""
+    for name in ("", *logging.root.manager.loggerDict):
+        for handler in logging.getLogger(name).handlers:
+            if isinstance(handler, PrefectConsoleHandler):
+                handler.setLevel(logging.ERROR)
 
 
 def _parse(flow: Any, arguments: list[str] | None) -> argparse.Namespace:

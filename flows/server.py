@@ -18,6 +18,7 @@ from configs.base import ConfigError
 _DEFAULT_PORT = 4200
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 15.0
+_DRAIN_TIMEOUT_S = 10.0
 
 
 @contextmanager
@@ -48,6 +49,7 @@ def prefect_server() -> Iterator[str]:
         with _api_url(f"{url}/api"):
             yield url
     finally:
+        _drain()
         _stop(server)
 
 
@@ -81,6 +83,15 @@ def _await_health(server: subprocess.Popen[bytes], api_url: str) -> None:
         if time.monotonic() > deadline:
             raise ConfigError(f"the Prefect server at {api_url} was not healthy within {_START_TIMEOUT_S:.0f} s")
         time.sleep(0.3)
+
+
+def _drain() -> None:
+    """Hand over the last log lines and events while the server still listens."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    for worker in (APILogWorker, EventsWorker):
+        worker.drain_all(timeout=_DRAIN_TIMEOUT_S)
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:

@@ -16,12 +16,6 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from prefect import runtime
-from tasks.reporting.html import write_report
-from tasks.reporting.metrics import MetricsWriter
-from tasks.reporting.run_dir import RunDirectory
-from tasks.reporting.samples import SamplesWriter
-from tasks.reporting.summary import Summary
-from tasks.reporting.terminal import Progress
 
 from actors import names
 from actors.preflight import check, prepare_model
@@ -35,6 +29,12 @@ from tasks.evaluate import validate
 from tasks.launch import launch, logical_cpus, stop
 from tasks.publish import Publisher
 from tasks.refit import refit
+from tasks.reporting.html import write_report
+from tasks.reporting.metrics import MetricsWriter
+from tasks.reporting.run_dir import RunDirectory
+from tasks.reporting.samples import SamplesWriter
+from tasks.reporting.summary import Summary, render_summary_text
+from tasks.reporting.terminal import Progress
 from tasks.train import begin_grpo
 from tasks.warm_start import begin_warm_start, warm_start
 
@@ -59,19 +59,21 @@ class Session:
     # ---- lifetime ----
 
     def __enter__(self) -> Self:
-        with self._stack:
+        self.publisher = Publisher(self.config.steps)
+        self.directory = RunDirectory.create(self.config.output_dir, self.config.name)
+        self.directory.config.write_text(dump(self.config))
+        self.metrics = self._stack.enter_context(MetricsWriter(self.directory))
+        self.samples = self._stack.enter_context(SamplesWriter(self.directory))
+        self.progress = self._stack.enter_context(Progress(self.config.steps))
+        try:
             self._open()
-            self._stack = self._stack.pop_all()
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
         return self
 
     def _open(self) -> None:
         config = self.config
-        self.directory = RunDirectory.create(config.output_dir, config.name)
-        self.directory.config.write_text(dump(config))
-        self.metrics = self._stack.enter_context(MetricsWriter(self.directory))
-        self.samples = self._stack.enter_context(SamplesWriter(self.directory))
-        self.progress = self._stack.enter_context(Progress(config.steps))
-        self.publisher = Publisher(config.steps)
         with self.progress.phase("writing and checking the model"):
             model_path = prepare_model(config, self.directory.root / "model")
             check(config, model_path)
@@ -88,29 +90,30 @@ class Session:
             self._error = f"{kind.__name__}: {error}"
             if not issubclass(kind, Exception):
                 self._status = "cancelled"
-        with self._stack:
+        with self._stack:  # the actors end even when the report cannot be written
             summary = self._summarise()
             summary.write(self.directory)
             write_report(self.directory)
             self.publisher.finish(self.directory, summary)
+            self.progress.note(f"{render_summary_text(summary)}\nreport: {self.directory.report}")
 
     # ---- the parts of a run around its steps ----
 
     def warm_start(self, first: int, last: int) -> None:
         """Supervised steps first..last."""
         config = self.config
-        with self.time("warm_start"), self.progress.phase(f"warm start {last}/{config.warm_start.steps}"):
+        with self.time("warm_start"):
             if first == 1:
                 optimizer = config.policy.optimizer.model_copy(update={"lr": config.warm_start.lr, "warmup_steps": 0, "decay_steps": None})
                 begin_warm_start(self.namespace, optimizer, config.policy.timeout_s)
             history = warm_start(self.namespace, first, last, config.policy.timeout_s)
-        self.progress.note(f"warm start {last}: loss {history[-1]['loss']:.3f}")
+        self.progress.note(f"warm start {last}/{config.warm_start.steps}: loss {history[-1]['loss']:.3f}")
 
     def check_accuracy(self, label: int) -> float:
         """Validation accuracy during the warm start."""
         with self.time("warm_start"):
             found = validate(self.namespace, f"warm-start-{label}", self.weight_version, self.config.generation.timeout_s)
-        self.progress.note(f"warm start {label}: validation accuracy {found.accuracy:.3f}")
+        self.progress.note(f"warm start {label}/{self.config.warm_start.steps}: validation accuracy {found.accuracy:.3f}")
         return found.accuracy
 
     def begin_grpo(self) -> None:
@@ -126,6 +129,7 @@ class Session:
         self.samples.write(step, "before" if step == 0 else "after" if step == self.config.steps else "validation", found.samples)
         values = {"accuracy/validation": found.accuracy, "reward/validation": found.reward, "time/validate": timer.seconds}
         self.record(step, values)
+        self.progress.step(step, values)
         self.progress.note(f"step {step}: validation accuracy {found.accuracy:.3f}, reward {found.reward:.3f}")
 
     def refit(self) -> None:
@@ -180,7 +184,7 @@ class Session:
     def _summarise(self) -> Summary:
         done = sorted(self._validations)
         before = self._validations[done[0]] if done else None
-        after = self._validations[done[-1]] if done else None
+        after = self._validations[done[-1]] if len(done) > 1 else None
         return Summary(
             name=self.directory.root.name,
             recipe=self.recipe,

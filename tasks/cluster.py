@@ -40,6 +40,7 @@ def cluster(config: RayConfig, namespace: str, num_cpus: int) -> Iterator[str]:
             num_cpus=config.num_cpus or num_cpus,
             object_store_memory=config.object_store_mib * 2**20,
             include_dashboard=False,
+            _node_ip_address="127.0.0.1",  # else every service of the cluster listens on the network card
             log_to_driver=False,
         )
         where = "a Ray cluster of its own"

@@ -89,11 +89,10 @@ class Engine:
 
         self._sampling = sampling
         arguments = executors.engine_arguments(self._config, self._model_path, self._seed)
-        self._executor = (
-            executors.InProcess(arguments)
-            if self._config.executor == "in_process"
-            else executors.Async(arguments, self._config.timeout_s)
-        )
+        if self._config.executor == "in_process":
+            self._executor = executors.InProcess(arguments)
+        else:
+            self._executor = executors.Async(arguments, self._config.timeout_s)
         self._state = "ready"
         return (
             f"vLLM ({self._config.executor}) ready in {time.monotonic() - started:.1f} s: "
@@ -146,11 +145,8 @@ class Engine:
 
     def health(self) -> EngineHealth:
         """State, weight version and load. Notices a dead engine core."""
-        if self._state == "ready":
-            try:
-                self._executor.check()
-            except Exception as error:
-                self._failed("health", error)
+        if self._state == "ready" and self._executor.died():
+            self._state, self._failure = "failed", "health: vLLM's engine core is dead"
         return EngineHealth(self._state, self._version, self._running, self._failure)
 
     def shutdown(self) -> None:
@@ -198,4 +194,5 @@ class EngineActor:
 
 def engine_actor_class() -> Any:
     """`EngineActor` for Ray: `.options(name=..., namespace=..., num_cpus=..., num_gpus=...).remote(config, model_path, seed, eos_ids)`."""
-    return ray.remote(concurrency_groups={"health": 1})(EngineActor)
+    remote: Any = ray.remote  # Ray's stubs do not know concurrency_groups on classes
+    return remote(concurrency_groups={"health": 1})(EngineActor)

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from vllm.config import WeightTransferConfig
@@ -52,8 +52,8 @@ class Executor(Protocol):
     def load(self, weights: Mapping[str, torch.Tensor], timeout_s: float) -> None:
         """Load a complete, checked set of weights and forget the prefix cache."""
 
-    def check(self) -> None:
-        """Raises if vLLM's own processes are gone."""
+    def died(self) -> bool:
+        """Whether a process that vLLM started is gone. Does not wait."""
 
     def shutdown(self) -> None:
         """End vLLM and its processes."""
@@ -106,7 +106,7 @@ class InProcess:
                 if time.monotonic() > deadline:
                     raise GenerationTimeoutError(f"{len(jobs) - len(outputs)} of {len(jobs)} responses unfinished after {timeout_s:.0f} s")
                 for output in self._llm.step():
-                    outputs[output.request_id] = output
+                    outputs[output.request_id] = cast(RequestOutput, output)  # pooling models are not served here
         except BaseException:
             self._llm.abort_request(added, internal=True)
             raise
@@ -121,8 +121,8 @@ class InProcess:
             self._llm.collective_rpc(method, timeout=timeout_s, kwargs=kwargs)
         _must_reset(self._llm.reset_prefix_cache())
 
-    def check(self) -> None:
-        pass  # it lives and dies with this process
+    def died(self) -> bool:
+        return False  # it lives and dies with this process
 
     def shutdown(self) -> None:
         self._llm.engine_core.shutdown()
@@ -149,8 +149,8 @@ class Async:
         finally:
             shared.close()
 
-    def check(self) -> None:
-        self._wait(self._llm.check_health(), 10, "the engine core's health")
+    def died(self) -> bool:
+        return bool(self._llm.errored)
 
     def shutdown(self) -> None:
         self._llm.shutdown(timeout=10)

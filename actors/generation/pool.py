@@ -1,8 +1,8 @@
 """Several engine actors as one: requests are spread, results come back in order, and a dead engine has a name.
 
-    generate(requests) ── Router ──► engine-0 ◄── part 0        wait for all, with a deadline
-                               └───► engine-1 ◄── part 1        first failure: EngineDiedError("engine-1 ...")
-    refit(ref, version) ───────────► every living engine at once
+generate(requests) ── Router ──► engine-0 ◄── part 0        wait for all, with a deadline
+                           └───► engine-1 ◄── part 1        first failure: EngineDiedError("engine-1 ...")
+refit(ref, version) ───────────► every living engine at once
 """
 
 from __future__ import annotations

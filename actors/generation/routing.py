@@ -1,7 +1,7 @@
 """Which engine serves which request. Pure: no Ray, no clock.
 
-    assign(costs) ──► engine with the fewest outstanding tokens, first name on a tie
-         └── outstanding += cost, until release(engine, cost)
+assign(costs) ──► engine with the fewest outstanding tokens, first name on a tie
+     └── outstanding += cost, until release(engine, cost)
 """
 
 from __future__ import annotations

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
+from vllm.logprobs import Logprob
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -55,13 +57,14 @@ def result(output: RequestOutput, weight_version: int) -> GenerationResult:
     """
     completion = output.outputs[0]
     token_ids = list(completion.token_ids)
+    logprobs = cast(list[dict[int, Logprob]] | None, completion.logprobs)  # only a prompt's have gaps
     reasons: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
-    if completion.finish_reason not in reasons or completion.logprobs is None:
+    if completion.finish_reason not in reasons or logprobs is None:
         raise RuntimeError(f"request {output.request_id!r} ended as {completion.finish_reason!r}")
     return GenerationResult(
         request_id=output.request_id,
         token_ids=token_ids,
-        logprobs=[entry[token].logprob for entry, token in zip(completion.logprobs, token_ids, strict=True)],
+        logprobs=[entry[token].logprob for entry, token in zip(logprobs, token_ids, strict=True)],
         finish_reason=reasons[completion.finish_reason],
         weight_version_start=weight_version,
         weight_version_end=weight_version,

@@ -1,7 +1,7 @@
 """What goes into an engine, what comes out, and how it fails. Plain and picklable; imports neither vLLM nor torch.
 
-    GenerationRequest ──► Engine ──► GenerationResult
-         one prompt, one response; weight versions ride on the result
+GenerationRequest ──► Engine ──► GenerationResult
+     one prompt, one response; weight versions ride on the result
 """
 
 from __future__ import annotations

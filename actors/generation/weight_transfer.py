@@ -61,15 +61,17 @@ class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo
     def receive_weights(self, update_info: HostUpdateInfo) -> None:
         """Load the tensors; each layer is processed once it is complete."""
         weights = update_info.weights if update_info.weights is not None else open_shared(update_info.shared or {})
-        self.model.load_weights(weights.items())
+        model: Any = self.model
+        model.load_weights(weights.items())
 
     def finish_weight_update(self) -> None:
         """Restore layers that received nothing, then re-pack a tied lm_head."""
-        finalize_layerwise_reload(self.model, self.model_config)
+        finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]
+        model: Any = self.model
         # A tied lm_head that is a module of its own (Llama) receives no tensors, so the reload skips it, and on a CPU it would go
         # on with its packed copy of the old embedding.
-        for module in self.model.modules():
-            if isinstance(module, ParallelLMHead) and self.model.config.tie_word_embeddings:
+        for module in model.modules():
+            if isinstance(module, ParallelLMHead) and model.config.tie_word_embeddings:
                 module.quant_method.process_weights_after_loading(module)
 
     def shutdown(self) -> None:

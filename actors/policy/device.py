@@ -18,6 +18,10 @@ from configs.policy import ParallelConfig
 _shim: TorchFunctionMode | None = None
 
 
+class PeerLostError(RuntimeError):
+    """A collective failed: another worker died or did not take part in time. The message names the call and the worker it failed on."""
+
+
 def choose(device: Literal["auto", "cpu", "cuda"], rank: int = 0) -> torch.device:
     """The device of worker `rank`; for "auto", CUDA when there is one. Workers that see the same GPUs take them in turn.
 
@@ -39,6 +43,11 @@ def runtime(device: torch.device) -> AbstractContextManager[Any]:
     install_cpu_shim()
     assert _shim is not None
     return _shim
+
+
+def is_collective_failure(error: RuntimeError) -> bool:
+    """Whether NCCL or gloo raised it. Gloo's errors have no type of their own, only their source file in the message."""
+    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
 
 
 class _CudaMeansCpu(TorchFunctionMode):
@@ -71,7 +80,7 @@ def install_cpu_shim() -> None:
         return
     _shim = _CudaMeansCpu()
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment, return-value]
-    torch.cuda.synchronize = lambda device=None: None  # type: ignore[assignment]
+    torch.cuda.synchronize = lambda device=None: None
     torch.cuda.current_stream = lambda device=None: _NoStream()  # type: ignore[assignment, return-value]
     torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
     torch.nn.Module.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
@@ -81,7 +90,7 @@ def init_distributed(device: torch.device, parallel: ParallelConfig, rank: int, 
     """Join the workers' process group (NCCL or gloo) and lay Megatron's parallel groups over it. Call inside `runtime(device)`.
 
     Raises:
-        TimeoutError: the other workers did not come within `timeout_s`.
+        PeerLostError: the other workers did not come within `timeout_s`.
     """
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
@@ -94,16 +103,17 @@ def init_distributed(device: torch.device, parallel: ParallelConfig, rank: int, 
             world_size=parallel.world_size,
             timeout=datetime.timedelta(seconds=timeout_s),
         )
-    except torch.distributed.DistError as error:
-        raise TimeoutError(
-            f"policy worker {rank} of {parallel.world_size} waited at {init_method} for the others: {str(error).splitlines()[0]}"
+    except RuntimeError as error:
+        raise PeerLostError(
+            f"policy worker {rank} of {parallel.world_size} did not meet the others at {init_method} within {timeout_s:g} s "
+            f"({str(error).splitlines()[0]})"
         ) from error
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tensor,
         pipeline_model_parallel_size=parallel.pipeline,
         context_parallel_size=parallel.context,
         create_gloo_process_groups=False,
-        distributed_timeout_minutes=timeout_s / 60,  # type: ignore[arg-type]  (goes into a timedelta)
+        distributed_timeout_minutes=timeout_s / 60,  # a float is fine: it goes into a timedelta
     )
     torch.manual_seed(seed)
     # Dropout is 0 in RL: the "inference" tracker's fork() does nothing, so no CUDA generator is needed on a CPU.

@@ -82,7 +82,7 @@ def build_model(hf: Any, parallel: ParallelConfig, dtype: torch.dtype, device: t
         post_process=parallel_state.is_pipeline_last_stage(),
         share_embeddings_and_output_weights=bool(hf.tie_word_embeddings),
         position_embedding_type="rope",
-        rotary_base=rope_theta(hf),  # type: ignore[arg-type]  (only ever a base of a power)
+        rotary_base=rope_theta(hf),
         rope_scaling=scaling is not None,
         rope_scaling_factor=scaling or 8.0,
         parallel_output=True,

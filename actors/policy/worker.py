@@ -40,14 +40,26 @@ LossFunction = Callable[[MicroBatch, torch.Tensor], tuple[torch.Tensor, Report]]
 
 
 def _on_device[**P, R](method: Callable[Concatenate[PolicyWorker, P], R]) -> Callable[Concatenate[PolicyWorker, P], R]:
-    """Run the method inside the device's runtime (the CPU shim, or CUDA's current device), on whichever thread it is called."""
+    """Run the method inside the device's runtime (the CPU shim, or CUDA's current device), on whichever thread it is called.
+
+    Raises:
+        PeerLostError: a collective inside it failed.
+    """
 
     @functools.wraps(method)
     def call(self: PolicyWorker, *args: P.args, **kwargs: P.kwargs) -> R:
-        with devices.runtime(self._device):
-            return method(self, *args, **kwargs)
+        try:
+            with devices.runtime(self._device):
+                return method(self, *args, **kwargs)
+        except RuntimeError as error:
+            if isinstance(error, devices.PeerLostError) or not devices.is_collective_failure(error):
+                raise
+            raise devices.PeerLostError(
+                f"{method.__name__}: policy worker {self._rank} of {self._config.parallel.world_size} lost contact with another, "
+                f"or waited longer than policy.timeout_s = {self._config.timeout_s:g} s for it ({str(error).splitlines()[0]})"
+            ) from error
 
-    return call
+    return call  # type: ignore[return-value]
 
 
 class PolicyWorker:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import ray
 import torch
 from transformers import PreTrainedModel
 
-from actors.generation.types import GenerationResult, PromptTooLongError, RequestError, WeightMismatchError
+from actors.generation.types import GenerationResult, GenerationTimeoutError, PromptTooLongError, RequestError, WeightMismatchError
 from tests.actors.generation.conftest import CONTEXT, EOS, PROMPTS, RunningEngine, request, weights_of
 
 Weights = dict[str, torch.Tensor]
@@ -101,7 +102,7 @@ def test_eos_ends_a_response_and_belongs_to_it(engine: RunningEngine) -> None:
     engine.refit(3, 3)
     results = engine.generate([request(str(g), PROMPTS[0], temperature=1.0, seed=g) for g in range(24)])
     stopped = [r for r in results if r.finish_reason == "stop"]
-    assert stopped and len(stopped) < len(results)
+    assert 0 < len(stopped) < len(results)
     for result in results:
         assert len(result.logprobs) == len(result.token_ids) <= 12
         assert (result.token_ids[-1] in EOS) == (result.finish_reason == "stop") or len(result.token_ids) == 12
@@ -138,6 +139,19 @@ def test_bad_requests_are_refused_by_name(engine: RunningEngine, prompt: list[in
 def test_a_request_id_twice_is_refused(engine: RunningEngine) -> None:
     with pytest.raises(RequestError, match="'x' occurs twice"):
         engine.generate([request("x", PROMPTS[0]), request("x", PROMPTS[1])])
+
+
+def _out_of_time(actor: Any) -> None:
+    engine = actor._engine
+    jobs = [(str(g), [9], engine._sampling.sampling_params(request(str(g), [9], temperature=1.0), ())) for g in range(8)]
+    engine._executor.generate(jobs, 0.0)
+
+
+def test_a_missed_deadline_aborts_and_leaves_the_engine_usable(engine: RunningEngine) -> None:
+    before = answers(engine)
+    with pytest.raises(GenerationTimeoutError, match="8"):
+        ray.get(engine.handle.__ray_call__.remote(_out_of_time), timeout=60)
+    assert answers(engine) == before
 
 
 def _without(weights: Weights) -> None:

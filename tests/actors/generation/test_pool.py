@@ -105,11 +105,12 @@ def test_a_killed_engine_core_fails_its_engine(with_core: tuple[int, list[psutil
     assert len(pool.generate([request("a", PROMPTS[0])])) == 1
     max(with_core[1], key=lambda process: process.memory_info().rss).kill()
     began = time.monotonic()
-    with pytest.raises(EngineDiedError, match="^engine-async: generate: vLLM raised EngineDeadError"):
+    with pytest.raises(EngineDiedError, match=r"^engine-async: generate: vLLM raised EngineDeadError"):
         pool.generate([request("b", PROMPTS[0])])
     assert time.monotonic() - began < 30
     health = EnginePool(NAMESPACE, ["engine-async"], timeout_s=5).health()["engine-async"]
-    assert health.state == "failed" and "EngineDeadError" in health.failure
+    assert health.state == "failed"
+    assert "EngineDeadError" in health.failure
 
 
 @pytest.mark.slow

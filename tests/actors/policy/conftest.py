@@ -88,6 +88,8 @@ def _single(models: dict[str, Path], layout: str) -> list[Job]:
     llama, on_policy = str(models["llama-untied"]), {"optimizer": OPTIMIZER}
     if layout == "DP2":
         return [Job("poison", llama, ("poison", "export"), policy=on_policy)]
+    if layout == "TP2":
+        return [Job("vanish", llama, ("vanish", "sft"), policy=on_policy)]
     if layout != "TP1":
         return []
     grpo = ("snapshot", "logprob", "reference", "grpo", "grpo", "grpo", "export")

@@ -1,8 +1,9 @@
 """What each worker process of a layout runs: a list of jobs, every job on a fresh PolicyWorker. Results come back as files.
 
-    parent ── spawn ──► rank 0 .. n-1 ── gloo ──► job 0, job 1, ...  (model, batch, actions) ──► {job}-{rank}.pt
+parent ── spawn ──► rank 0 .. n-1 ── gloo ──► job 0, job 1, ...  (model, batch, actions) ──► {job}-{rank}.pt
 """
 
+import os
 import tempfile
 import warnings
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import torch
 
 from actors.data_plane.memory import MemoryPlane
 from actors.data_plane.sharding import shard
+from actors.policy.device import PeerLostError
 from actors.policy.worker import PolicyWorker
 from configs.policy import OptimizerConfig, ParallelConfig, PolicyConfig
 from tests.actors.policy import tiny
@@ -40,9 +42,7 @@ def run_layout(parallel: ParallelConfig, jobs: Sequence[Job]) -> dict[str, list[
         context = torch.multiprocessing.spawn(_rank, (parallel, list(jobs), directory), nprocs=parallel.world_size, join=True)
         assert context is None
         return {
-            job.name: [
-                torch.load(Path(directory) / f"{job.name}-{rank}.pt", weights_only=False) for rank in range(parallel.world_size)
-            ]
+            job.name: [torch.load(Path(directory) / f"{job.name}-{rank}.pt", weights_only=False) for rank in range(parallel.world_size)]
             for job in jobs
         }
 
@@ -60,7 +60,7 @@ def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[
     plane = MemoryPlane()
     plane.register_partition("train", fields=FIELDS)
     if "poison" in job.actions and rank == 0:
-        columns["advantages"][0] = torch.tensor(float("nan"))
+        columns["advantages"] = [torch.tensor(float("nan"))] * len(meta)  # in this rank's plane only
     meta = plane.put(meta, columns)
     worker = PolicyWorker(config, job.model, rank, f"file://{directory}/rendezvous-{job.name}", plane, seed=0, temperature=job.temperature)
     results: dict[str, Any] = {"setup": worker.setup(), "metrics": []}
@@ -77,10 +77,14 @@ def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[
             case "sft" | "grpo" | "poison":
                 try:
                     results["metrics"].append(worker.train(plan, "sft" if action == "sft" else "grpo"))
-                except (FloatingPointError, ValueError) as error:
+                except (FloatingPointError, ValueError, PeerLostError) as error:
                     results["error"] = repr(error)
             case "reset":
                 worker.reset_optimizer(OptimizerConfig(lr=5e-3, warmup_steps=3))
+            case "vanish":
+                if rank == 1:
+                    torch.save(results, Path(directory) / f"{job.name}-{rank}.pt")
+                    os._exit(0)
             case "export":
                 results["weights"] = worker.export_weights()
             case "save":

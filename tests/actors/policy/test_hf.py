@@ -47,10 +47,10 @@ def test_unsupported_models(model: Path, changes: dict[str, Any], message: str) 
 
 
 def test_directories_that_lack_something(model: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no directory .*nowhere"):
+    with pytest.raises(ConfigError, match=r"there is no directory .*nowhere"):
         check_model_dir(str(model / "nowhere"))
     (model / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match="config.json cannot be read"):
+    with pytest.raises(ConfigError, match=r"config\.json cannot be read"):
         check_model_dir(str(model))
     (model / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"has no weights: model.safetensors is missing; .*save_pretrained"):

@@ -144,3 +144,9 @@ def test_bfloat16_trains_on_a_cpu(results: Any, models: dict[str, Path]) -> None
         torch.testing.assert_close(row, exact[key], atol=0.3, rtol=0.05)
     source = stored(models["llama-untied"])
     assert all(tensor.dtype == torch.bfloat16 and tensor.shape == source[name].shape for name, tensor in result["weights"].items())
+
+
+@pytest.mark.slow
+def test_a_dead_peer_is_an_error_that_says_so(results: Any) -> None:
+    error = results("TP2")["vanish"][0]["error"]
+    assert "PeerLostError('train: policy worker 0 of 2 lost contact with another" in error

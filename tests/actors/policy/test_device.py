@@ -1,0 +1,62 @@
+"""The CPU shim and the rendezvous, each in a process of its own: the shim changes torch for good."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from actors.policy import device as devices
+
+SHIM = """
+import threading, torch
+from actors.policy import device as devices
+def use():
+    with devices.runtime(torch.device("cpu")):
+        assert torch.zeros(2, device="cuda").device.type == "cpu"
+        assert torch.ones(2, device=0).cuda().device.type == "cpu"
+        assert torch.zeros(1).type() == "torch.cuda.FloatTensor"
+        with devices.runtime(torch.device("cpu")):
+            assert torch.zeros(1, dtype=torch.bfloat16).type() == "torch.cuda.BFloat16Tensor"
+    assert torch.zeros(1).type() == "torch.FloatTensor"
+    done.append(1)
+done = []
+use()
+thread = threading.Thread(target=use)  # a compiled graph calls on a thread of its own
+thread.start(); thread.join()
+assert len(done) == 2
+"""
+ALONE = """
+import sys, torch
+from actors.policy import device as devices
+from configs.policy import ParallelConfig
+with devices.runtime(torch.device("cpu")):
+    devices.init_distributed(torch.device("cpu"), ParallelConfig(data=2), int(sys.argv[1]), sys.argv[2], seed=0, timeout_s=2)
+"""
+
+
+def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=120)
+
+
+def test_the_shim_belongs_to_the_block_and_to_every_thread() -> None:
+    result = run(SHIM)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_waiting_for_the_others_ends_with_an_error_that_names_them(rank: int, tmp_path: Path) -> None:
+    address = f"file://{tmp_path}/rendezvous"
+    result = run(ALONE, str(rank), address)
+    assert result.returncode == 1
+    assert f"PeerLostError: policy worker {rank} of 2 did not meet the others at {address} within 2 s" in result.stderr
+
+
+def test_choose() -> None:
+    assert devices.choose("cpu").type == "cpu"
+    if not torch.cuda.is_available():
+        assert devices.choose("auto").type == "cpu"
+        with pytest.raises(RuntimeError, match=r"policy\.device is 'cuda'"):
+            devices.choose("cuda")

@@ -1,0 +1,43 @@
+"""One Ray for the session, on loopback, with nothing but this repository on its path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from configs import settings
+
+settings.apply_defaults()
+
+import ray  # noqa: E402  (after the settings: they are read at import)
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[None]:
+    """A cluster of this session's own; tests keep apart by namespace."""
+    ray.init(
+        address="local",
+        num_cpus=16,  # logical: actors of several rooms live side by side, most of them idle
+        include_dashboard=False,
+        object_store_memory=256 * 2**20,
+        log_to_driver=False,
+        namespace="tests",
+        _node_ip_address="127.0.0.1",
+        runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
+    )
+    yield
+    ray.shutdown()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """GPU tests are skipped where there is no GPU; the whole runs come last, after the parts that they are made of."""
+    import torch
+
+    for item in items:
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    items.sort(key=lambda item: "e2e" in item.path.parts)

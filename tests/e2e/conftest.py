@@ -1,0 +1,115 @@
+"""Real runs, short ones: one Prefect server for the session, and two runs of the same recipe and seed."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from prefect import Task
+
+import flows.session
+import flows.step
+from flows.grpo import grpo
+from flows.server import prefect_server
+
+SHORT = [
+    "steps=3", "validate_every=2", "model.hidden_size=64", "model.intermediate_size=96", "model.num_hidden_layers=2",
+    "environment.validation_size=12", "environment.train_size=500", "rollout.prompts_per_step=4", "rollout.responses_per_prompt=4",
+    "warm_start.steps=20", "warm_start.check_every=20", "warm_start.batch_size=16", "policy.micro_batch_size=8",
+    "generation.kv_cache_gib=0.125", "generation.max_num_seqs=32",
+]  # fmt: skip
+
+
+@dataclass
+class Crossing:
+    """What a task run was given and gave back."""
+
+    task: str
+    argument_bytes: int
+    result_bytes: int
+    tensors: int
+
+
+@dataclass
+class Run:
+    """A finished run."""
+
+    summary: dict[str, Any]
+    directory: Path
+    flow_run_id: str
+    crossings: list[Crossing] = field(default_factory=list)
+
+
+class _Recorder:
+    """Calls a task, and weighs what crosses into it and out of it."""
+
+    def __init__(self, task: Task[Any, Any], crossings: list[Crossing]) -> None:
+        self._task, self._crossings = task, crossings
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self._task(*args, **kwargs)
+        given, returned = _weigh((args, kwargs)), _weigh(result)
+        self._crossings.append(Crossing(self._task.name, given[0], returned[0], given[1] + returned[1]))
+        return result
+
+
+def _weigh(value: Any) -> tuple[int, int]:
+    tensors = 0
+
+    class Counting(pickle.Pickler):
+        def reducer_override(self, obj: Any) -> Any:
+            nonlocal tensors
+            tensors += isinstance(obj, torch.Tensor)
+            return NotImplemented
+
+    import io
+
+    buffer = io.BytesIO()
+    Counting(buffer).dump(value)
+    return buffer.tell(), tensors
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Prefect server with a database of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT_HOME", str(tmp_path_factory.mktemp("prefect")))
+        patch.delenv("PREFECT_API_URL", raising=False)
+        with prefect_server() as url:
+            yield url
+
+
+@pytest.fixture(scope="session")
+def run_flow(server: str, ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """Runs the flow on the short recipe with more overrides, in this process."""
+
+    def run(*overrides: str) -> Run:
+        output = tmp_path_factory.mktemp("runs")
+        crossings: list[Crossing] = []
+        with pytest.MonkeyPatch.context() as patch:
+            for module in (flows.session, flows.step):
+                for name, value in vars(module).copy().items():
+                    if isinstance(value, Task):
+                        patch.setattr(module, name, _Recorder(value, crossings))
+            state = grpo(recipe="arithmetic-cpu", overrides=[*SHORT, f"output_dir={output}", *overrides], return_state=True)
+        summary = state.result()
+        return Run(summary, output / "latest", str(state.state_details.flow_run_id), crossings)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def twins(run_flow: Callable[..., Run]) -> tuple[Run, Run]:
+    """The same recipe and seed, twice."""
+    return run_flow(), run_flow()
+
+
+@pytest.fixture(scope="session")
+def finished(twins: tuple[Run, Run]) -> Run:
+    """The first of the twins."""
+    return twins[0]

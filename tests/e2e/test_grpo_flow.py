@@ -1,0 +1,113 @@
+"""The synchronous flow on real parts: what it leaves behind, what Prefect saw of it, and that it can be repeated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterId
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from configs.loader import load
+from tasks.reporting.metrics import by_step, read
+from tasks.reporting.samples import read_samples
+from tasks.reporting.summary import Summary
+from tests.e2e.conftest import Run
+
+pytestmark = pytest.mark.slow
+
+
+def test_summary_and_files(finished: Run) -> None:
+    summary = Summary.read(finished.directory / "summary.json")
+    assert summary.status == "completed"
+    assert (summary.steps, summary.weight_version) == (3, 3)
+    assert finished.summary["accuracy_after"] == summary.accuracy_after is not None
+    stages = {"launch", "warm_start", "rollout", "logprob", "ref_logprob", "advantage", "train", "refit", "validate", "export"}
+    assert stages <= set(summary.seconds_per_stage)
+    assert sum(summary.seconds_per_stage.values()) <= summary.seconds
+    for name in ("config.yaml", "metrics.jsonl", "samples.jsonl", "report.html", "tensorboard", "hf/model.safetensors"):
+        assert (finished.directory / name).exists(), name
+    assert load(str(finished.directory / "config.yaml")).steps == 3
+    assert "accuracy" in (finished.directory / "report.html").read_text()
+
+
+def test_metrics_of_every_step(finished: Run) -> None:
+    rows = by_step(read(finished.directory / "metrics.jsonl"))
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    assert [row["step"] for row in rows if "accuracy/validation" in row] == [0, 2, 3]
+    for row in rows[1:]:
+        assert row["logprob_error/mean"] < 1e-3
+        assert row["weight_version"] == row["step"]
+        assert {"reward/mean", "kl", "loss", "grad_norm", "tokens_per_s", "time/step"} <= set(row)
+
+
+def test_the_same_seed_gives_the_same_run(twins: tuple[Run, Run]) -> None:
+    first, second = (
+        [{name: value for name, value in row.items() if not name.startswith(("time/", "tokens_per_s", "train_s", "tflops"))} for row in rows]
+        for rows in (read(run.directory / "metrics.jsonl") for run in twins)
+    )
+    assert first == second
+    assert read_samples(twins[0].directory / "samples.jsonl") == read_samples(twins[1].directory / "samples.jsonl")
+
+
+def test_samples_say_what_the_model_said(finished: Run) -> None:
+    samples = read_samples(finished.directory / "samples.jsonl")
+    assert {sample["phase"] for sample in samples} == {"before", "train", "validation", "after"}
+    assert {sample["weight_version"] for sample in samples if sample["phase"] == "train"} == {0, 1, 2}
+
+
+def test_the_exported_model_answers_as_the_engine_did(finished: Run) -> None:
+    model = AutoModelForCausalLM.from_pretrained(finished.directory / "hf", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(finished.directory / "hf")
+    after = [sample for sample in read_samples(finished.directory / "samples.jsonl") if sample["phase"] == "after"]
+    assert after
+    for sample in after:
+        ids = tokenizer.apply_chat_template(
+            [{"role": "user", "content": sample["prompt"]}], add_generation_prompt=True, return_dict=False, return_tensors="pt"
+        )
+        out = model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
+        assert tokenizer.decode(out, skip_special_tokens=True) == sample["response"]
+
+
+def test_task_runs_have_readable_names(finished: Run) -> None:
+    with get_client(sync_client=True) as client:
+        runs = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[finished.flow_run_id])), limit=200)
+        flow_run = client.read_flow_run(finished.flow_run_id)
+    states = {run.name: run.state_name for run in runs}
+    stages = ("rollout", "logprob", "ref-logprob", "advantage", "train", "refit", "clear")
+    expected = {f"{stage}-{step}" for stage in stages for step in (1, 2, 3)} | {"launch-actors", "warm-start-1-to-20", "validate-0", "export-hf"}
+    assert expected <= set(states)
+    assert {states[name] for name in expected} == {"Completed"}
+    assert flow_run.name.startswith("grpo-arithmetic-cpu-20")
+
+
+def test_artifacts(finished: Run) -> None:
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[finished.flow_run_id])))
+    latest = {artifact.key: artifact for artifact in found}
+    assert {"grpo-progress", "grpo-metrics", "grpo-reward", "grpo-summary"} <= set(latest)
+    assert latest["grpo-progress"].data == 100
+    assert str(latest["grpo-reward"].data).startswith("data:image/png;base64,")
+    assert "| step |" in str(latest["grpo-metrics"].data).lower()
+
+
+def test_no_tensor_passes_through_prefect(finished: Run) -> None:
+    assert {"rollout", "logprob", "ref_logprob", "advantage", "train", "refit", "validate", "launch"} <= {c.task for c in finished.crossings}
+    for crossing in finished.crossings:
+        assert crossing.tensors == 0, crossing
+        assert max(crossing.argument_bytes, crossing.result_bytes) <= 64 * 1024, crossing
+
+
+def test_nothing_of_the_run_is_left(finished: Run) -> None:
+    namespace = f"grpo-{finished.flow_run_id}"
+    assert [actor for actor in ray.util.list_named_actors(all_namespaces=True) if actor["namespace"] == namespace] == []
+
+
+def test_latest_points_to_the_run(finished: Run) -> None:
+    link = Path(finished.directory)
+    assert link.is_symlink()
+    assert json.loads((link / "summary.json").read_text())["name"] == link.resolve().name
