@@ -17,7 +17,7 @@ class DataPlaneConfig(StrictModel):
     """TransferQueue."""
 
     num_storage_units: PositiveInt = 1  # transfer_queue: backend.SimpleStorage.num_data_storage_units
-    capacity_samples: PositiveInt | None = None  # transfer_queue: backend.SimpleStorage.total_storage_size
+    capacity_samples: PositiveInt | None = Field(None, description="Most samples in the training partition; a put beyond it waits.")
     timeout_s: PositiveFloat = Field(120.0, description="Longest wait for one put, get or clear.")
 
 

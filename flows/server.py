@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import httpx
 from configs import settings
 from configs.base import ConfigError
 
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _DEFAULT_PORT = 4200
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 15.0
@@ -36,13 +38,13 @@ def prefect_server() -> Iterator[str]:
         return
     port = _port()
     url = f"http://127.0.0.1:{port}"
-    log = subprocess.DEVNULL
     server = subprocess.Popen(
         [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
-        stdout=log,
-        stderr=log,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C reaches the run first; the server outlives it to hear the end
+        preexec_fn=_end_with_parent,  # noqa: PLW1509  (a killed run must not leave its server behind)
     )
     try:
         _await_health(server, f"{url}/api")
@@ -83,6 +85,11 @@ def _await_health(server: subprocess.Popen[bytes], api_url: str) -> None:
         if time.monotonic() > deadline:
             raise ConfigError(f"the Prefect server at {api_url} was not healthy within {_START_TIMEOUT_S:.0f} s")
         time.sleep(0.3)
+
+
+def _end_with_parent() -> None:
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _drain() -> None:

@@ -71,6 +71,7 @@ def launch(config: RunConfig, model_path: str, namespace: str) -> RunActors:
     """
     handles: dict[str, Any] = {}
     _handles[namespace] = handles
+    address: DataPlaneAddress | None = None
     try:
         # The engine takes longest, so it goes first.
         engines = _start_engines(handles, config, model_path, namespace)
@@ -88,7 +89,7 @@ def launch(config: RunConfig, model_path: str, namespace: str) -> RunActors:
             timeout_s=config.generation.timeout_s,
         )
     except BaseException:
-        stop(namespace)
+        stop(namespace, address)
         raise
     return RunActors(namespace, address, engines, ready)
 

@@ -1,0 +1,111 @@
+"""A run that loses an actor ends with that actor's own error, soon, and leaves nothing running."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import ray
+
+from actors.generation.types import EngineDiedError
+from configs import settings
+from tasks.reporting.summary import Summary
+from tests.conftest import ROOT
+from tests.e2e.conftest import SHORT, Run
+
+pytestmark = pytest.mark.slow
+
+
+def kill_when_a_step_is_done(name: str, output: Path, died: list[float]) -> threading.Thread:
+    """Kills the named actor of the run that writes below `output`, once its first step stands in metrics.jsonl."""
+
+    def work() -> None:
+        deadline = time.monotonic() + 240
+        while time.monotonic() < deadline:
+            metrics = list(output.glob("*/metrics.jsonl"))
+            if metrics and '"step": 1' in metrics[0].read_text():
+                actors = ray.util.list_named_actors(all_namespaces=True)
+                found = [a for a in actors if a["name"] == name and a["namespace"].startswith("grpo-")]
+                ray.kill(ray.get_actor(name, namespace=found[-1]["namespace"]))
+                died.append(time.monotonic())
+                return
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_dead_engine_ends_the_run_with_its_name(run_flow: Callable[..., Run], tmp_path: Path) -> None:
+    died: list[float] = []
+    thread = kill_when_a_step_is_done("engine-0", tmp_path, died)
+    with pytest.raises(EngineDiedError, match="engine-0"):
+        run_flow(f"output_dir={tmp_path}", "steps=500", "validate_every=500")
+    ended = time.monotonic()
+    thread.join(5)
+    assert ended - died[0] < 60
+    summary = Summary.read(tmp_path / "latest" / "summary.json")
+    assert summary.status == "failed"
+    assert "engine-0" in str(summary.error)
+    assert "engine-0" in (tmp_path / "latest" / "report.html").read_text()
+    assert not [a for a in ray.util.list_named_actors(all_namespaces=True) if a["namespace"].startswith("grpo-")]
+
+
+def processes_with(mark: str) -> list[str]:
+    """Command lines of the processes whose environment holds the mark."""
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark.encode() in environ.read_bytes():
+                found.append((environ.parent / "cmdline").read_text().replace("\0", " ")[:120])
+        except OSError:
+            continue  # it ended while we looked, or is not ours
+    return found
+
+
+def start_command(tmp_path: Path, mark: str, *overrides: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "flows.grpo", *SHORT, f"output_dir={tmp_path}", *overrides],
+        cwd=ROOT,
+        env=settings.child_environment(GRPO_TEST_MARK=mark, PREFECT_HOME=str(tmp_path / "prefect"), PREFECT_API_URL=""),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def await_none(mark: str, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while left := processes_with(mark):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.5)
+
+
+def test_the_command_runs_and_leaves_no_process(tmp_path: Path) -> None:
+    mark = uuid.uuid4().hex
+    command = start_command(tmp_path, mark, "steps=1")
+    output, _ = command.communicate(timeout=300)
+    assert command.returncode == 0, output
+    assert "Prefect UI: http://127.0.0.1:" in output
+    assert "step 1/1" in output
+    assert "report.html" in output
+    assert Summary.read(tmp_path / "latest" / "summary.json").status == "completed"
+    await_none(mark, 60)
+
+
+def test_a_killed_command_leaves_no_process(tmp_path: Path) -> None:
+    mark = uuid.uuid4().hex
+    command = start_command(tmp_path, mark, "steps=500")
+    assert command.stdout is not None
+    for line in command.stdout:
+        if line.startswith("step 1/"):
+            break
+    command.kill()
+    command.wait(10)
+    await_none(mark, 60)
