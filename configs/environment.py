@@ -30,7 +30,7 @@ class EnvironmentConfig(StrictModel):
     @model_validator(mode="after")
     def _kind_has_its_source(self) -> Self:
         if self.kind == "jsonl" and not self.path:
-            raise ValueError("kind 'jsonl' needs `path`: a file of {\"prompt\": ..., \"answer\": ...} lines")
+            raise ValueError('kind \'jsonl\' needs `path`: a file of {"prompt": ..., "answer": ...} lines')
         if self.kind == "python" and (not self.import_path or ":" not in self.import_path):
             raise ValueError("kind 'python' needs `import_path` in the form 'package.module:Class'")
         return self

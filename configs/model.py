@@ -40,9 +40,7 @@ class ModelConfig(StrictModel):
             raise ValueError(f"path is set, so the directory's config.json gives the shape: remove {', '.join(given)}")
         if self.path is None:
             if self.hidden_size % self.num_attention_heads:
-                raise ValueError(
-                    f"hidden_size ({self.hidden_size}) must divide by num_attention_heads ({self.num_attention_heads})"
-                )
+                raise ValueError(f"hidden_size ({self.hidden_size}) must divide by num_attention_heads ({self.num_attention_heads})")
             if self.num_attention_heads % self.num_key_value_heads:
                 raise ValueError(
                     f"num_attention_heads ({self.num_attention_heads}) must divide by num_key_value_heads ({self.num_key_value_heads})"

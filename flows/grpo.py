@@ -1,10 +1,10 @@
 """GRPO (DeepSeekMath, arXiv 2402.03300) as a Prefect flow.
 
-    warm start ─► ┌► rollout ─► logprob ─► ref_logprob ─► advantage ─► train ─► refit ─┐ ─► export
-                  └────────────────────────── step 1 .. N ◄────────────────────────────┘
-                  validate every few steps
+warm start ─► ┌► rollout ─► logprob ─► ref_logprob ─► advantage ─► train ─► refit ─┐ ─► export
+              └────────────────────────── step 1 .. N ◄────────────────────────────┘
+              validate every few steps
 
-    python -m flows.grpo --recipe arithmetic-cpu steps=20 model.hidden_size=256
+python -m flows.grpo --recipe arithmetic-cpu steps=20 model.hidden_size=256
 """
 
 from typing import Any

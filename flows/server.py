@@ -44,7 +44,7 @@ def prefect_server() -> Iterator[str]:
         stderr=subprocess.DEVNULL,
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C reaches the run first; the server outlives it to hear the end
-        preexec_fn=_end_with_parent,  # noqa: PLW1509  (a killed run must not leave its server behind)
+        preexec_fn=_end_with_parent,
     )
     try:
         _await_health(server, f"{url}/api")

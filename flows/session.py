@@ -1,8 +1,8 @@
 """A run around the loop: start-up and tear-down, timing, metrics, and what a person sees. The loop itself is in grpo.py.
 
-    Session.__enter__   run directory ─► model files ─► preflight ─► Ray ─► actors
-    Session.step        one step: stages are timed, metrics written, the step's keys cleared (also when a stage raised)
-    Session.__exit__    summary and report; every actor of the run ends
+Session.__enter__   run directory ─► model files ─► preflight ─► Ray ─► actors
+Session.step        one step: stages are timed, metrics written, the step's keys cleared (also when a stage raised)
+Session.__exit__    summary and report; every actor of the run ends
 """
 
 from __future__ import annotations

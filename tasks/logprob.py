@@ -21,9 +21,7 @@ def logprob(namespace: str, step: int, meta: KVBatchMeta, timeout_s: float, skip
 
 
 @task(name="ref_logprob", task_run_name="ref-logprob-{step}", **STAGE)
-def ref_logprob(
-    namespace: str, step: int, meta: KVBatchMeta, timeout_s: float, skip_reason: str | None = None
-) -> dict[str, float] | State:
+def ref_logprob(namespace: str, step: int, meta: KVBatchMeta, timeout_s: float, skip_reason: str | None = None) -> dict[str, float] | State:
     """Write `reference_logprobs`; or, with a reason, show in the UI that this configuration needs none."""
     if skip_reason:
         return Completed(name="Skipped", message=skip_reason)

@@ -66,5 +66,5 @@ def _read(path: str) -> list[tuple[str, str]]:
         except (json.JSONDecodeError, KeyError, TypeError):
             raise ConfigError(f'{path}, line {number}: expected {{"prompt": ..., "answer": ...}}') from None
     if not rows:
-        raise ConfigError(f"{path}: the data set is empty; write one {{\"prompt\": ..., \"answer\": ...}} object per line")
+        raise ConfigError(f'{path}: the data set is empty; write one {{"prompt": ..., "answer": ...}} object per line')
     return rows

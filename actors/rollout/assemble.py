@@ -1,9 +1,9 @@
 """From token ids and rewards to columns and tags. Pure.
 
-    input_ids            [prompt ........ response ... eos]   int64
-    token_mask           [0 ............. 1 .......... 1  ]   bool: tokens that the loss counts
-    generation_logprobs  [0 ............. l .......... l  ]   float32: entry t belongs to input_ids[t]
-    sample_mask          1.0                                  float32 scalar
+input_ids            [prompt ........ response ... eos]   int64
+token_mask           [0 ............. 1 .......... 1  ]   bool: tokens that the loss counts
+generation_logprobs  [0 ............. l .......... l  ]   float32: entry t belongs to input_ids[t]
+sample_mask          1.0                                  float32 scalar
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The collector: draws prompts, has them answered and scored, and writes the samples into the data plane.
 
-    PromptStream ──prompts──► EnginePool ──responses──► EnvironmentActor ──rewards──┐
-                                                                                    ▼
-    flow ◄── meta: keys, lengths, tags ──────────────────────── DataPlane.put(columns, one group at a time)
+PromptStream ──prompts──► EnginePool ──responses──► EnvironmentActor ──rewards──┐
+                                                                                ▼
+flow ◄── meta: keys, lengths, tags ──────────────────────── DataPlane.put(columns, one group at a time)
 """
 
 from __future__ import annotations
@@ -132,9 +132,7 @@ class Collector:
         prompts = [self._encoder.prompt(problem) for _, problem in drawn]
         answers = [self._encoder.answer(problem) for _, problem in drawn]
         metas = [
-            group_meta(
-                self._supervised_partition, "warm_start", 0, uid, [len(prompt) + len(answer)], [{"response_length": len(answer)}]
-            )
+            group_meta(self._supervised_partition, "warm_start", 0, uid, [len(prompt) + len(answer)], [{"response_length": len(answer)}])
             for (uid, _), prompt, answer in zip(drawn, prompts, answers, strict=True)
         ]
         return self._plane.put(KVBatchMeta.concat(metas), token_columns(prompts, answers))

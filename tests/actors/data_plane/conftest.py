@@ -20,17 +20,7 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[None]:
-    if ray.is_initialized():
-        yield
-        return
-    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
-@pytest.fixture(scope="session")
-def start_queue(ray_cluster: None) -> Iterator[Callable[[str, int], DataPlaneAddress]]:
+def start_queue(ray_session: None) -> Iterator[Callable[[str, int], DataPlaneAddress]]:
     """Starts the queue of one run; all are stopped at the end."""
     from actors.data_plane import transfer_queue as queue
 

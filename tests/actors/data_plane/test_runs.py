@@ -153,7 +153,7 @@ def test_a_silent_actor_is_an_error_at_the_deadline(address: DataPlaneAddress, p
     assert len(connect(address, timeout_s=60).get(meta, ["x"])["x"]) == 3  # and it recovers
 
 
-def test_the_queue_ends_with_its_driver(ray_cluster: None) -> None:
+def test_the_queue_ends_with_its_driver(ray_session: None) -> None:
     namespace = "test-data-plane-driver"
     code = (
         "import sys, time, ray; from actors.data_plane.transfer_queue import start; from configs.run import DataPlaneConfig\n"
