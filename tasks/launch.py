@@ -123,4 +123,5 @@ def _start(handles: dict[str, Any], name: str, cls: Callable[..., Any], namespac
 def _computing(processes: int) -> dict[str, Any]:
     """Ray options of actors that compute: one logical CPU each; threads share the machine's cores evenly."""
     threads = str(max(1, settings.cpu_count() // processes))
-    return {"num_cpus": 1, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": threads}}}
+    # Passive: engines and workers take turns on the same cores, and a thread that spins at a barrier takes the other's turn.
+    return {"num_cpus": 1, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive"}}}

@@ -193,6 +193,10 @@ class EngineActor:
 
 
 def engine_actor_class() -> Any:
-    """`EngineActor` for Ray: `.options(name=..., namespace=..., num_cpus=..., num_gpus=...).remote(config, model_path, seed, eos_ids)`."""
+    """`EngineActor` for Ray: `.options(name=..., namespace=..., num_cpus=..., num_gpus=...).remote(config, model_path, seed, eos_ids)`.
+
+    On a CPU give OMP_WAIT_POLICY=passive in the options' runtime_env (OpenMP reads it before any code of ours runs): on cores that
+    other actors use too, threads that spin made generation 5 to 7 times slower (two threads, two cores, load 10).
+    """
     remote: Any = ray.remote  # Ray's stubs do not know concurrency_groups on classes
     return remote(concurrency_groups={"health": 1})(EngineActor)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-import ray
 import torch
 
 from actors.data_plane.connect import DataPlaneAddress, connect

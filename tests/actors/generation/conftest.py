@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from actors.generation.engine import engine_actor_class
 from actors.generation.types import GenerationRequest, GenerationResult
 from configs.rollout import GenerationConfig
 
-ROOT = Path(__file__).parents[3]
 NAMESPACE = "test-generation"
 EOS = tuple(range(1, 9))  # eight of 128 ids, so that random models do end responses
 CONTEXT = 48
@@ -69,17 +67,6 @@ def weights_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-@pytest.fixture(scope="session")
-def ray_session() -> Iterator[None]:
-    torch.set_num_threads(1)
-    ray.init(
-        num_cpus=8, include_dashboard=False, object_store_memory=128 * 2**20, log_to_driver=False, namespace=NAMESPACE,
-        _node_ip_address="127.0.0.1", runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
-    )  # fmt: skip
-    yield
-    ray.shutdown()
-
-
 KINDS = [
     pytest.param(("qwen3", True, "in_process"), id="qwen3-tied-in_process"),
     pytest.param(("llama", True, "in_process"), id="llama-tied-in_process", marks=pytest.mark.slow),
@@ -94,7 +81,7 @@ def engine(request: pytest.FixtureRequest, ray_session: None, tmp_path_factory: 
     build_model(family, tied, 0).save_pretrained(path)
     config = GenerationConfig(executor=executor, kv_cache_gib=0.125, max_num_seqs=32)
     name = f"engine-{family}-{executor}"
-    handle = engine_actor_class().options(name=name, num_cpus=1).remote(config, str(path), 0, EOS)
+    handle = engine_actor_class().options(name=name, namespace=NAMESPACE, num_cpus=1).remote(config, str(path), 0, EOS)
     print(ray.get(handle.ready.remote(), timeout=300))
     initial = ray.get(handle.generate.remote([_request(str(i), prompt) for i, prompt in enumerate(PROMPTS)]), timeout=60)
     yield RunningEngine(name, handle, executor, lambda seed: build_model(family, tied, seed), tied, initial)

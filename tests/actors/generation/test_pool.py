@@ -49,7 +49,7 @@ def test_errors_of_a_living_engine_come_through_and_it_stays_in_the_pool(engine:
 def starting(ray_session: None, tmp_path: Path) -> Iterator[tuple[Any, int]]:
     """An engine that is busy with its start, so that calls wait behind it; with its process id."""
     build_model("qwen3", True, 0).save_pretrained(tmp_path)
-    handle = engine_actor_class().options(name="engine-starting", num_cpus=1).remote(GenerationConfig(), str(tmp_path), 0, EOS)
+    handle = engine_actor_class().options(name="engine-starting", namespace=NAMESPACE, num_cpus=1).remote(GenerationConfig(), str(tmp_path), 0, EOS)
     pid = ray.get(handle.__ray_call__.remote(lambda self: os.getpid()), timeout=60)
     handle.ready.remote()
     yield handle, pid
@@ -92,7 +92,7 @@ def with_core(ray_session: None, tmp_path: Path) -> Iterator[tuple[int, list[psu
     """An engine with executor async: the actor's process id, and the processes that vLLM started below it."""
     build_model("qwen3", True, 0).save_pretrained(tmp_path)
     config = GenerationConfig(executor="async", kv_cache_gib=0.125)
-    handle = engine_actor_class().options(name="engine-async", num_cpus=1).remote(config, str(tmp_path), 0, EOS)
+    handle = engine_actor_class().options(name="engine-async", namespace=NAMESPACE, num_cpus=1).remote(config, str(tmp_path), 0, EOS)
     ray.get(handle.ready.remote(), timeout=300)
     pid = ray.get(handle.__ray_call__.remote(lambda self: os.getpid()), timeout=60)
     yield pid, psutil.Process(pid).children(recursive=True)
