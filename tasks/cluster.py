@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ def cluster(config: RayConfig, namespace: str, num_cpus: int) -> Iterator[str]:
     handler = _sigterm_handler()
     if address and address != "local":
         probe(address)
-        ray.init(address=address, namespace=namespace, log_to_driver=False)
+        ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
         where = f"the Ray cluster at {address}"
     else:
         ray.init(
@@ -42,6 +43,7 @@ def cluster(config: RayConfig, namespace: str, num_cpus: int) -> Iterator[str]:
             include_dashboard=False,
             _node_ip_address="127.0.0.1",  # else every service of the cluster listens on the network card
             log_to_driver=False,
+            logging_level=logging.ERROR,  # the terminal belongs to the run's progress
         )
         where = "a Ray cluster of its own"
     _restore(handler)

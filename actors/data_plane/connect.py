@@ -1,6 +1,6 @@
 """How any process of a run reaches the run's data plane. Importing this module does not import transfer_queue.
 
-    start (driver) ──► DataPlaneAddress, picklable ──► actors, tasks, Ray workers ── connect ──► DataPlane
+start (driver) ──► DataPlaneAddress, picklable ──► actors, tasks, Ray workers ── connect ──► DataPlane
 """
 
 from __future__ import annotations

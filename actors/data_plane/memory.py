@@ -1,6 +1,6 @@
 """MemoryPlane: the data plane of one process, for unit tests of everything that reads and writes columns.
 
-    threads ── put ──► {partition: {key: {column: value}}} ── get ──► threads        one lock; a full partition's put waits on it
+threads ── put ──► {partition: {key: {column: value}}} ── get ──► threads        one lock; a full partition's put waits on it
 """
 
 from __future__ import annotations
@@ -118,9 +118,7 @@ class MemoryPlane(DataPlane):
         while True:
             for key in () if overwrite else meta.keys:
                 if both := sorted(partition.rows.get(key, {}).keys() & columns.keys()):
-                    raise AlreadyWrittenError(
-                        f"partition {meta.partition_id!r}: column {both[0]!r} is already written for key {key!r}"
-                    )
+                    raise AlreadyWrittenError(f"partition {meta.partition_id!r}: column {both[0]!r} is already written for key {key!r}")
             fresh = sum(key not in partition.rows for key in meta.keys)
             held, capacity = len(partition.rows), partition.capacity
             if capacity is None or not fresh or held + fresh <= capacity:

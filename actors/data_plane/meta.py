@@ -1,7 +1,7 @@
 """KVBatchMeta: what travels between tasks in place of tensors. Pure, frozen, a few KB.
 
-    rollout ── meta(keys, lengths, tags) ──► logprob ── same meta ──► train ── same meta ──► clear
-                                    every stage adds columns under the same keys
+rollout ── meta(keys, lengths, tags) ──► logprob ── same meta ──► train ── same meta ──► clear
+                                every stage adds columns under the same keys
 """
 
 from __future__ import annotations

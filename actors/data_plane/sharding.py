@@ -1,7 +1,7 @@
 """Splits a batch over data-parallel ranks and into micro-batches, from metadata alone.
 
-    meta (N rows) ── shard ──► DP rank 0: micro-batch 0, 1, ...   (row numbers of the rank's own subset)
-                               DP rank 1: micro-batch 0, 1, ...   (the same number of them: Megatron's collectives match)
+meta (N rows) ── shard ──► DP rank 0: micro-batch 0, 1, ...   (row numbers of the rank's own subset)
+                           DP rank 1: micro-batch 0, 1, ...   (the same number of them: Megatron's collectives match)
 """
 
 from __future__ import annotations
@@ -62,8 +62,7 @@ def shard(meta: KVBatchMeta, *, data_parallel: int, micro_batch_size: int, pad_t
             ShardPlan(
                 meta=meta.subset(rows),
                 micro_batches=tuple(
-                    tuple(range(start, min(start + micro_batch_size, len(rows))))
-                    for start in range(0, len(rows), micro_batch_size)
+                    tuple(range(start, min(start + micro_batch_size, len(rows)))) for start in range(0, len(rows), micro_batch_size)
                 ),
                 padded_length=padded,
                 global_tokens=tokens,
@@ -74,6 +73,4 @@ def shard(meta: KVBatchMeta, *, data_parallel: int, micro_batch_size: int, pad_t
 
 
 def _snake(order: list[int], rank: int, ranks: int) -> list[int]:
-    return [
-        order[start + (rank if (start // ranks) % 2 == 0 else ranks - 1 - rank)] for start in range(0, len(order), ranks)
-    ]
+    return [order[start + (rank if (start // ranks) % 2 == 0 else ranks - 1 - rank)] for start in range(0, len(order), ranks)]

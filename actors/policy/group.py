@@ -30,8 +30,15 @@ class PolicyWorkerActor:
     """`PolicyWorker` with methods that Ray can inspect; wrapped by `ray.remote` when the group is built."""
 
     def __init__(
-        self, config: PolicyConfig, model_path: str, rank: int, init_method: str, address: DataPlaneAddress, timeout_s: float,
-        seed: int, temperature: float,
+        self,
+        config: PolicyConfig,
+        model_path: str,
+        rank: int,
+        init_method: str,
+        address: DataPlaneAddress,
+        timeout_s: float,
+        seed: int,
+        temperature: float,
     ) -> None:
         from actors.policy.worker import PolicyWorker  # Megatron: imported in the worker's process only
 
@@ -64,8 +71,15 @@ class PolicyGroup:
     """Wrapped by `ray.remote` where the run starts its actors. Every method is one stage of a step."""
 
     def __init__(
-        self, config: PolicyConfig, model_path: str, namespace: str, address: DataPlaneAddress, timeout_s: float, seed: int,
-        temperature: float, worker_options: dict[str, Any],
+        self,
+        config: PolicyConfig,
+        model_path: str,
+        namespace: str,
+        address: DataPlaneAddress,
+        timeout_s: float,
+        seed: int,
+        temperature: float,
+        worker_options: dict[str, Any],
     ) -> None:
         self._config, self._namespace = config, namespace
         self._version = 0
@@ -85,7 +99,7 @@ class PolicyGroup:
         return f"{len(self._workers)} worker(s) on {info['device']}, {info['parameters']:,} parameters, {info['optimizer']}"
 
     def train(self, meta: KVBatchMeta, objective: Objective) -> dict[str, float]:
-        """`updates_per_step` optimizer steps (one for sft) over the batch. Returns mean metrics over them, tokens and FLOPs.
+        """`updates_per_step` optimizer steps (one for sft) over the batch. Returns means over them (maxima of `/max`), tokens, FLOP rate.
 
         Raises:
             ValueError: a batch that does not divide. ActorGoneError, ActorTimeoutError: a worker is lost.
@@ -99,7 +113,9 @@ class PolicyGroup:
             history.append(self._over_shards("train", part, objective))
         if objective == "grpo":
             self._version += 1
-        metrics = {name: sum(h[name] for h in history) / updates for name in history[0]}
+        metrics = {
+            name: max(h[name] for h in history) if name.endswith("/max") else sum(h[name] for h in history) / updates for name in history[0]
+        }
         seconds = time.monotonic() - started
         flops = training_flops(self._model_path, meta.sequence_lengths)
         metrics |= {

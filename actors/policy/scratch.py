@@ -1,7 +1,7 @@
 """Writes a small Qwen3 model with a tokenizer of its own, in Hugging Face format: a model to train where none can be fetched.
 
-    texts ──► byte-level BPE tokenizer ─┐
-    ModelConfig + seed ──► weights ─────┴──► directory that transformers, vLLM and Megatron load
+texts ──► byte-level BPE tokenizer ─┐
+ModelConfig + seed ──► weights ─────┴──► directory that transformers, vLLM and Megatron load
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from configs.base import ConfigError
 from configs.model import ModelConfig
@@ -20,8 +21,12 @@ PAD, END, USER, ASSISTANT = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"
 _SPECIALS = [PAD, END, USER, ASSISTANT]
 _SMALLEST_VOCABULARY = 256 + len(_SPECIALS)  # every byte has a token, so no text is unknown
 _CHAT_TEMPLATE = (
-    "{% for message in messages %}{% if message['role'] == 'user' %}" + USER + "{{ message['content'] }}" + ASSISTANT
-    + "{% elif message['role'] == 'assistant' %}{{ message['content'] }}" + END
+    "{% for message in messages %}{% if message['role'] == 'user' %}"
+    + USER
+    + "{{ message['content'] }}"
+    + ASSISTANT
+    + "{% elif message['role'] == 'assistant' %}{{ message['content'] }}"
+    + END
     + "{% else %}{{ message['content'] }}{% endif %}{% endfor %}"
 )
 
@@ -36,12 +41,15 @@ def write_scratch_model(directory: Path, config: ModelConfig, texts: Iterable[st
         ConfigError: `model.vocab_size` is below the 260 that bytes and special tokens need.
     """
     if config.vocab_size < _SMALLEST_VOCABULARY:
-        raise ConfigError(f"model.vocab_size: {config.vocab_size} is below {_SMALLEST_VOCABULARY} (256 bytes and {len(_SPECIALS)} special tokens)")
+        raise ConfigError(
+            f"model.vocab_size: {config.vocab_size} is below {_SMALLEST_VOCABULARY} (256 bytes and {len(_SPECIALS)} special tokens)"
+        )
     tokenizer = _train_tokenizer(texts, config)
     tokenizer.save_pretrained(directory)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(_qwen3(config, tokenizer))
+    disable_progress_bar()  # one small file: a bar of transformers' own would only disturb the run's
     model.save_pretrained(directory)
     return directory
 

@@ -258,7 +258,9 @@ class PolicyWorker:
                 global_tokens=tokens,
                 global_sequences=plan.global_sequences,
             )
-            error = logprob_error(logprobs, b.generation_logprobs, counted > 0)
+            # Of the weights that generated: after the first of several updates `logprobs` belongs to others.
+            generating = logprobs if b.policy_logprobs is None else b.policy_logprobs
+            error = logprob_error(generating, b.generation_logprobs, counted > 0)
             sums["logprob_error"], largest["logprob_error"] = error
         sums |= {"loss": loss.detach(), "tokens": counted.sum(), "entropy": masked_sum(entropies, counted)}
         return loss, {"sums": sums, "largest": largest}

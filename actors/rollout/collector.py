@@ -2,7 +2,7 @@
 
 PromptStream ──prompts──► EnginePool ──responses──► EnvironmentActor ──rewards──┐
                                                                                 ▼
-flow ◄── meta: keys, lengths, tags ──────────────────────── DataPlane.put(columns, one group at a time)
+flow ◄── meta: keys, lengths, tags ──────────────────────── DataPlane.put(columns)
 """
 
 from __future__ import annotations
@@ -98,14 +98,11 @@ class Collector:
         generated = time.monotonic()
         problems = [problem for _, problem in drawn for _ in range(group)]
         texts, rewards = self._score(problems, results)
-        metas = []
-        for number, (uid, _) in enumerate(drawn):
-            rows = slice(number * group, (number + 1) * group)
-            metas.append(self._store(uid, prompts[number], results[rows], rewards[rows], weight_version))
+        meta = self._store([uid for uid, _ in drawn], prompts, results, rewards, weight_version)
         shown = range(0, min(len(requests), self._config.logged_samples * group), group)
         tokens = sum(len(result.token_ids) for result in results)
         return Rollout(
-            meta=KVBatchMeta.concat(metas),
+            meta=meta,
             samples=tuple(_sample(problems[row], texts[row], rewards[row], weight_version) for row in shown),
             metrics={"generated_tokens": tokens, "generate_s": generated - started, "score_and_store_s": time.monotonic() - generated},
         )
@@ -158,16 +155,27 @@ class Collector:
         return texts, rewards
 
     def _store(
-        self, uid: str, prompt: list[int], results: Sequence[GenerationResult], rewards: Sequence[float], weight_version: int
+        self,
+        uids: Sequence[str],
+        prompts: Sequence[list[int]],
+        results: Sequence[GenerationResult],
+        rewards: Sequence[float],
+        weight_version: int,
     ) -> KVBatchMeta:
+        """Write the responses of all prompts in one put: they were all finished together."""
+        group = len(results) // len(uids)
         tags: list[dict[str, Any]] = [
             {"reward": reward, "response_length": len(result.token_ids), "truncated": result.finish_reason == "length"}
             for result, reward in zip(results, rewards, strict=True)
         ]
-        lengths = [len(prompt) + len(result.token_ids) for result in results]
-        meta = group_meta(self._partition, "rollout", weight_version, uid, lengths, tags)
-        columns = token_columns([prompt] * len(results), [r.token_ids for r in results], [r.logprobs for r in results])
-        return self._plane.put(meta, columns)
+        repeated = [prompt for prompt in prompts for _ in range(group)]
+        lengths = [len(prompt) + len(result.token_ids) for prompt, result in zip(repeated, results, strict=True)]
+        metas = []
+        for number, uid in enumerate(uids):
+            rows = slice(number * group, (number + 1) * group)
+            metas.append(group_meta(self._partition, "rollout", weight_version, uid, lengths[rows], tags[rows]))
+        columns = token_columns(repeated, [r.token_ids for r in results], [r.logprobs for r in results])
+        return self._plane.put(KVBatchMeta.concat(metas), columns)
 
 
 def _sample(problem: Problem, text: str, reward: float, weight_version: int) -> Sample:

@@ -64,7 +64,7 @@ def test_an_error_of_the_actors_own_code_comes_through_as_it_was(sleepers) -> No
 
 def test_a_constructor_that_raised_says_what(ray_session: None) -> None:
     broken = ray.remote(Sleeper).options(num_cpus=0).remote(broken=True)
-    with pytest.raises(ActorGoneError, match="start: third died .*no model in the cupboard"):
+    with pytest.raises(ActorGoneError, match=r"start: third died .*no model in the cupboard"):
         wait(broken.sleep.remote(0), who="third", what="start", timeout_s=60)
 
 

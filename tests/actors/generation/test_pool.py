@@ -49,7 +49,11 @@ def test_errors_of_a_living_engine_come_through_and_it_stays_in_the_pool(engine:
 def starting(ray_session: None, tmp_path: Path) -> Iterator[tuple[Any, int]]:
     """An engine that is busy with its start, so that calls wait behind it; with its process id."""
     build_model("qwen3", True, 0).save_pretrained(tmp_path)
-    handle = engine_actor_class().options(name="engine-starting", namespace=NAMESPACE, num_cpus=1).remote(GenerationConfig(), str(tmp_path), 0, EOS)
+    handle = (
+        engine_actor_class()
+        .options(name="engine-starting", namespace=NAMESPACE, num_cpus=1)
+        .remote(GenerationConfig(), str(tmp_path), 0, EOS)
+    )
     pid = ray.get(handle.__ray_call__.remote(lambda self: os.getpid()), timeout=60)
     handle.ready.remote()
     yield handle, pid
