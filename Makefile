@@ -24,7 +24,7 @@ setup: .venv/.installed
 
 .venv/.installed: $(REQUIREMENTS) pyproject.toml
 	@test -x $(PY) || python3.12 -m venv .venv || { echo "error: Python 3.12 with venv is needed (python3.12 was not found or has no venv)"; exit 1; }
-	@test -x .venv/bin/uv || $(PY) -m pip install --quiet uv
+	@test -x .venv/bin/uv || $(PY) -m pip install --quiet uv==0.13.8
 	@echo "installing $(REQUIREMENTS) into .venv (about 6.5 GB unpacked; once)"
 	@.venv/bin/uv pip install --quiet --python $(PY) --require-hashes -r $(REQUIREMENTS)
 	@.venv/bin/uv pip install --quiet --python $(PY) --no-deps --editable .

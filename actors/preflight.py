@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from actors.environments import Environment, build
-from actors.policy.hf import check_model_dir
+from actors.policy.hf import check_model_dir, head_dim
 from actors.policy.scratch import write_scratch_model
 from actors.rollout.prompts import PromptEncoder
 from configs.base import ConfigError
@@ -14,6 +16,7 @@ from configs.run import RunConfig
 
 _PROBED_PROMPTS = 512  # prompts of each split whose length is checked; a generated task cannot be checked to its end
 _TOKENIZER_TEXTS = 2000
+_CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # vLLM 0.26: CPUAttentionBackend.get_supported_head_sizes
 
 
 def prepare_model(config: RunConfig, scratch_directory: Path) -> str:
@@ -44,6 +47,12 @@ def check(config: RunConfig, model_path: str) -> None:
 
 
 def _check_layout(config: RunConfig, shape: Any) -> None:
+    size = head_dim(shape)
+    if not torch.cuda.is_available() and size not in _CPU_HEAD_SIZES:
+        raise ConfigError(
+            f"model: an attention head has {size} dimensions; vLLM on a CPU has kernels for {', '.join(map(str, _CPU_HEAD_SIZES))}: "
+            "change model.hidden_size or model.num_attention_heads"
+        )
     parallel = config.policy.parallel
     for name, total, parts in (
         ("num_attention_heads", shape.num_attention_heads, parallel.tensor),

@@ -60,7 +60,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_a_misspelt_field(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "did you mean 'lr'" in refused(capsys, "policy.optimizer.ir=3")
+    assert "did you mean 'clip_grad'" in refused(capsys, "policy.optimizer.clip_grd=3")
 
 
 def test_a_model_directory_without_weights(capsys: pytest.CaptureFixture[str], tmp_path: Path, model_dir: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_tokenizer_larger_than_the_model(capsys: pytest.CaptureFixture[str], t
 
 def test_a_batch_that_does_not_divide(capsys: pytest.CaptureFixture[str]) -> None:
     message = refused(capsys, "policy.parallel.data=3")
-    assert "128" in message
+    assert "512" in message
     assert "policy.parallel.data" in message
 
 
@@ -106,6 +106,12 @@ def test_an_empty_data_set(capsys: pytest.CaptureFixture[str], tmp_path: Path, m
     message = refused(capsys, "--recipe", recipe)
     assert str(data) in message
     assert "empty" in message
+
+
+def test_a_head_size_that_the_engine_has_no_kernel_for(capsys: pytest.CaptureFixture[str]) -> None:
+    message = refused(capsys, "model.hidden_size=64")
+    assert "16 dimensions" in message
+    assert "model.hidden_size" in message
 
 
 def test_a_layout_that_does_not_divide_the_model(capsys: pytest.CaptureFixture[str]) -> None:
