@@ -64,6 +64,14 @@ def step(running: Running, number: int) -> tuple[KVBatchMeta, dict[str, float]]:
     return batch, running.call(names.POLICY, "train", batch, "grpo")
 
 
+def supervise(running: Running, number: int) -> None:
+    """Supervised steps: an untrained model earns no reward, so GRPO alone would hardly move its weights."""
+    for i in range(4):
+        batch = running.call(names.COLLECTOR, "supervised", 10 * number + i)
+        running.call(names.POLICY, "train", batch, "sft")
+        running.call(names.COLLECTOR, "clear", batch)
+
+
 def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
     ids = torch.tensor([prompt])
     out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, pad_token_id=0)
@@ -84,6 +92,7 @@ def test_both_engines_agree_after_every_refit(running: Running, tmp_path: Path) 
         columns = plane.get(batch, ["token_mask", "generation_logprobs", "policy_logprobs"])
         for mask, generated, trained in zip(*columns.values(), strict=True):
             assert (generated - trained)[mask].abs().max() < 1e-3
+        supervise(running, number)
         refit = running.call(names.POLICY, "refit", running.actors.engines)
         assert refit["weight_version"] == number
         running.call(names.POLICY, "save_hf", str(tmp_path / str(number)))
