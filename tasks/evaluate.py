@@ -10,7 +10,7 @@ from tasks.call import STAGE, call
 
 
 @task(name="validate", task_run_name="validate-{step}", **STAGE)
-def validate(namespace: str, step: int, weight_version: int, timeout_s: float) -> Validation:
-    """Reward and accuracy of the engines' present weights."""
+def validate(namespace: str, step: str, weight_version: int, timeout_s: float) -> Validation:
+    """Reward and accuracy of the engines' present weights. `step` is a number or a label such as warm-start-20."""
     result: Validation = call(namespace, names.COLLECTOR, "validate", weight_version, timeout_s=timeout_s)
     return result

@@ -9,7 +9,7 @@ from tasks.call import STAGE, call
 
 
 @task(name="refit", task_run_name="refit-{step}", **STAGE)
-def refit(namespace: str, step: int, engines: list[str], timeout_s: float) -> dict[str, float]:
+def refit(namespace: str, step: str, engines: list[str], timeout_s: float) -> dict[str, float]:
     """Returns the new weight version, seconds and bytes."""
     result: dict[str, float] = call(namespace, names.POLICY, "refit", engines, timeout_s=timeout_s)
     return result
