@@ -36,6 +36,16 @@ class OptimizerConfig(StrictModel):
     eps: PositiveFloat = 1e-8  # MCore: adam_eps
     clip_grad: NonNegativeFloat = Field(1.0, description="Largest global gradient norm; 0 switches clipping off.")
 
+    @model_validator(mode="after")
+    def _schedule_falls(self) -> Self:
+        if self.min_lr > self.lr:
+            raise ValueError(f"min_lr ({self.min_lr:g}) is above lr ({self.lr:g})")
+        if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:
+            raise ValueError(f"decay_steps ({self.decay_steps}) counts from step 0 and must be above warmup_steps ({self.warmup_steps})")
+        if self.decay_steps is None and self.decay_style != "constant":
+            raise ValueError(f"decay_style {self.decay_style!r} needs decay_steps")
+        return self
+
 
 class LossConfig(StrictModel):
     """The clipped GRPO objective (DeepSeekMath, arXiv 2402.03300, eq. 3) and its usual variants."""

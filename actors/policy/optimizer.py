@@ -38,14 +38,13 @@ def build_optimizer(
         [model],
         use_gloo_process_groups=False,
     )
-    decay = config.decay_steps or _FOREVER
     scheduler = OptimizerParamScheduler(
         optimizer,
         init_lr=0.0,
         max_lr=config.lr,
-        min_lr=min(config.min_lr, config.lr),
+        min_lr=config.min_lr,
         lr_warmup_steps=config.warmup_steps,
-        lr_decay_steps=max(decay, config.warmup_steps + 1),
+        lr_decay_steps=config.decay_steps or _FOREVER,
         lr_decay_style=config.decay_style,
         start_wd=config.weight_decay,
         end_wd=config.weight_decay,
