@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from configs.base import StrictModel
+from configs.batching import BatchingConfig
 
 
 class ParallelConfig(StrictModel):
@@ -67,7 +68,7 @@ class PolicyConfig(StrictModel):
     loss: LossConfig = LossConfig()
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    micro_batch_size: PositiveInt = Field(32, description="Sequences in one forward pass.")
+    batching: BatchingConfig = BatchingConfig()
     updates_per_step: PositiveInt = Field(1, description="Optimizer steps per rollout; above 1 the batch is split (off-policy).")
     recompute_logprobs: Literal["auto", "always"] = Field(
         "auto", description="auto: skip the logprob stage when one on-policy update makes it equal to the training pass."

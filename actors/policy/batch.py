@@ -56,8 +56,7 @@ def fetch(plane: DataPlane, plan: ShardPlan, fields: Sequence[str], device: torc
             f"wanted columns {sorted(fields)}, the batch has {sorted(plan.meta.fields)}: {', '.join(sorted(missing))} not written yet"
         )
     columns = plane.get(plan.meta, fields)
-    size = max(len(rows) for rows in plan.micro_batches)
-    return [_pad(columns, rows, size, plan.padded_length, device) for rows in plan.micro_batches]
+    return [_pad(columns, part.rows, part.shape[0], part.shape[1], device) for part in plan.micro_batches]
 
 
 def _pad(columns: dict[str, list[torch.Tensor]], rows: tuple[int, ...], size: int, length: int, device: torch.device) -> MicroBatch:

@@ -2,7 +2,7 @@
 
     task ──train(meta)──► PolicyGroup ──plan of rank r──► worker 0 .. worker N-1   (one process per GPU)
                               │                                │ columns
-                              └── shard(meta), metadata only   └──── get/put ────► data plane
+                              └── plan_batch(meta), metadata └──── get/put ────► data plane
 
 The actor runs one call at a time, so stages never overlap on a worker.
 """
@@ -17,7 +17,7 @@ import ray
 
 from actors.data_plane.connect import DataPlaneAddress, connect
 from actors.data_plane.meta import KVBatchMeta
-from actors.data_plane.sharding import ShardPlan, shard
+from actors.data_plane.sharding import ShardPlan, plan_batch
 from actors.generation.pool import EnginePool
 from actors.policy.flops import training_flops
 from actors.waiting import wait_all
@@ -167,14 +167,9 @@ class PolicyGroup:
 
     def _over_shards(self, method: str, meta: KVBatchMeta, *arguments: Any) -> dict[str, float]:
         parallel = self._config.parallel
-        plans = shard(
-            meta,
-            data_parallel=parallel.data,
-            micro_batch_size=self._config.micro_batch_size,
-            pad_to_multiple_of=8 * parallel.tensor * parallel.context,
-        )
+        plan = plan_batch(meta, self._config.batching, data_parallel=parallel.data, align=8 * parallel.tensor * parallel.context)
         refs = {
-            f"policy-worker-{rank}": getattr(worker, method).remote(plans[self._data_rank(rank)], *arguments)
+            f"policy-worker-{rank}": getattr(worker, method).remote(plan.shards[self._data_rank(rank)], *arguments)
             for rank, worker in enumerate(self._workers)
         }
         return wait_all(refs, what=method, timeout_s=self._config.timeout_s)["policy-worker-0"]

@@ -1,4 +1,4 @@
-"""shard(): every sample on exactly one rank, and ranks that stay in step."""
+"""plan_batch(): every sample on exactly one rank, and ranks that stay in step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.data_plane.meta import KVBatchMeta
-from actors.data_plane.sharding import shard
+from actors.data_plane.sharding import ShardPlan, plan_batch
+from configs.batching import BatchingConfig
 
 
 def make(lengths: list[int]) -> KVBatchMeta:
@@ -17,6 +18,10 @@ def make(lengths: list[int]) -> KVBatchMeta:
         sequence_lengths=tuple(lengths),
         tags=tuple({"response_length": length // 2, "length": length} for length in lengths),
     )
+
+
+def shard(meta: KVBatchMeta, *, data_parallel: int, micro_batch_size: int, align: int = 8) -> tuple[ShardPlan, ...]:
+    return plan_batch(meta, BatchingConfig(micro_batch_size=micro_batch_size), data_parallel=data_parallel, align=align).shards
 
 
 @st.composite
@@ -31,18 +36,18 @@ def cases(draw: st.DrawFn) -> tuple[list[int], int, int, int]:
 def test_no_sample_is_lost_or_doubled_and_ranks_stay_in_step(case: tuple[list[int], int, int, int]) -> None:
     lengths, ranks, micro, multiple = case
     meta = make(lengths)
-    plans = shard(meta, data_parallel=ranks, micro_batch_size=micro, pad_to_multiple_of=multiple)
+    plans = shard(meta, data_parallel=ranks, micro_batch_size=micro, align=multiple)
 
     assert len(plans) == ranks
     assert sorted(key for plan in plans for key in plan.meta.keys) == sorted(meta.keys)
     assert len({len(plan.micro_batches) for plan in plans}) == 1
     # Step m of every rank has the same shape: the number of rows agrees too.
-    assert len({tuple(map(len, plan.micro_batches)) for plan in plans}) == 1
+    assert len({tuple((len(b.rows), b.shape) for b in plan.micro_batches) for plan in plans}) == 1
     for plan in plans:
-        assert [row for rows in plan.micro_batches for row in rows] == list(range(len(plan.meta)))
-        assert all(1 <= len(rows) <= micro for rows in plan.micro_batches)
-        assert plan.padded_length % multiple == 0
-        assert max(lengths) <= plan.padded_length < max(lengths) + multiple
+        assert [row for b in plan.micro_batches for row in b.rows] == list(range(len(plan.meta)))
+        assert all(1 <= len(b.rows) <= b.shape[0] <= micro for b in plan.micro_batches)
+        assert all(b.shape[1] % multiple == 0 for b in plan.micro_batches)
+        assert all(max(lengths) <= b.shape[1] < max(lengths) + multiple for b in plan.micro_batches)
         assert plan.global_tokens == sum(length // 2 for length in lengths)
         assert plan.global_sequences == len(lengths)
         assert [tag["length"] for tag in plan.meta.tags] == list(plan.meta.sequence_lengths), "tags ride with their rows"
@@ -64,7 +69,7 @@ def test_the_same_batch_gives_the_same_plans() -> None:
 def test_one_rank_keeps_the_order() -> None:
     (plan,) = shard(make([3, 9, 1]), data_parallel=1, micro_batch_size=2)
     assert plan.meta.keys == ("k0", "k1", "k2")
-    assert plan.micro_batches == ((0, 1), (2,))
+    assert [b.rows for b in plan.micro_batches] == [(0, 1), (2,)]
 
 
 def test_what_cannot_be_sharded_is_refused() -> None:

@@ -37,7 +37,7 @@ GRPO = {
     "loss": {"kl_coef": 0.1, "clip_low": 0.02, "clip_high": 0.03},
     "recompute_logprobs": "always",
 }
-SFT = {"optimizer": OPTIMIZER | {"clip_grad": 0.0}, "micro_batch_size": 3}
+SFT = {"optimizer": OPTIMIZER | {"clip_grad": 0.0}, "batching": {"micro_batch_size": 3}}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -95,7 +95,7 @@ def _single(models: dict[str, Path], layout: str) -> list[Job]:
     grpo = ("snapshot", "logprob", "reference", "grpo", "grpo", "grpo", "export")
     return [
         Job("grpo-again", str(models["qwen3-tied"]), grpo, vocab=97, policy=GRPO),
-        Job("one-micro-batch", str(models["qwen3-tied"]), grpo, vocab=97, policy=GRPO | {"micro_batch_size": 6}),
+        Job("one-micro-batch", str(models["qwen3-tied"]), grpo, vocab=97, policy=GRPO | {"batching": {"micro_batch_size": 6}}),
         Job("missing", llama, ("grpo",), policy=on_policy | {"recompute_logprobs": "always"}),
         Job("moved", llama, ("snapshot", "grpo", "reference", "logprob", "export"), policy=on_policy),
         Job("reset", llama, ("sft", "sft", "reset", "sft", "sft", "sft", "sft", "sft"), policy={"optimizer": {"lr": 1e-3}}),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from actors.data_plane.memory import MemoryPlane
-from actors.data_plane.sharding import shard
+from actors.data_plane.sharding import plan_batch
 from actors.policy.device import PeerLostError
 from actors.policy.worker import PolicyWorker
 from configs.policy import OptimizerConfig, ParallelConfig, PolicyConfig
@@ -55,7 +55,7 @@ def _rank(rank: int, parallel: ParallelConfig, jobs: list[Job], directory: str) 
 
 
 def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[str, Any]:
-    config = PolicyConfig(parallel=parallel, device="cpu", timeout_s=120, **({"micro_batch_size": 2} | job.policy))
+    config = PolicyConfig(parallel=parallel, device="cpu", timeout_s=120, **({"batching": {"micro_batch_size": 2}} | job.policy))
     meta, columns = tiny.batch(job.seed, job.vocab)
     plane = MemoryPlane()
     plane.register_partition("train", fields=FIELDS)
@@ -66,7 +66,7 @@ def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[
     results: dict[str, Any] = {"setup": worker.setup(), "metrics": []}
     data_rank = rank // parallel.tensor % parallel.data
     for action in job.actions:
-        plan = shard(meta, data_parallel=parallel.data, micro_batch_size=config.micro_batch_size)[data_rank]
+        plan = plan_batch(meta, config.batching, data_parallel=parallel.data).shards[data_rank]
         match action:
             case "logprob" | "reference":
                 column = {"logprob": "policy_logprobs", "reference": "reference_logprobs"}[action]
