@@ -46,6 +46,12 @@ def check(config: RunConfig, model_path: str) -> None:
     _check_prompts(config, encoder, build(config.environment, config.seed), int(shape.max_position_embeddings))
 
 
+def longest_sample(config: RunConfig, model_path: str) -> int:
+    """Most tokens that a prompt and its response can have."""
+    context = int(check_model_dir(model_path).max_position_embeddings)
+    return min(context, config.generation.max_model_len or context)
+
+
 def _check_layout(config: RunConfig, shape: Any) -> None:
     size = head_dim(shape)
     if not torch.cuda.is_available() and size not in _CPU_HEAD_SIZES:

@@ -62,17 +62,16 @@ def _value(ref: Any, who: str, what: str) -> Any:
     try:
         return ray.get(ref, timeout=10)
     except RayTaskError as error:
-        raise _cause(error) from error
+        raise cause(error) from error
     except RayActorError as error:
         raise ActorGoneError(f"{what}: {who} died ({_reason(error)})") from error
     except GetTimeoutError as error:
         raise ActorTimeoutError(f"{what}: the result of {who} could not be fetched within 10 s") from error
 
 
-def _cause(error: RayTaskError) -> Exception:
-    # Ray wraps what the actor raised in a class of two bases; what a person should see is the original.
-    cause = error.cause
-    return cause if isinstance(cause, Exception) else error
+def cause(error: RayTaskError) -> Exception:
+    """What the actor's own code raised: Ray wraps it in a class of two bases, and a person should see the original."""
+    return error.cause if isinstance(error.cause, Exception) else error
 
 
 def _reason(error: RayActorError) -> str:

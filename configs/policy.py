@@ -8,6 +8,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from configs.base import StrictModel
 from configs.batching import BatchingConfig
+from configs.compiled_graph import CompiledGraphConfig
 
 
 class ParallelConfig(StrictModel):
@@ -70,6 +71,7 @@ class PolicyConfig(StrictModel):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     batching: BatchingConfig = BatchingConfig()
     updates_per_step: PositiveInt = Field(1, description="Optimizer steps per rollout; above 1 the batch is split (off-policy).")
+    compiled_graph: CompiledGraphConfig = CompiledGraphConfig()
     recompute_logprobs: Literal["auto", "always"] = Field(
         "auto", description="auto: skip the logprob stage when one on-policy update makes it equal to the training pass."
     )

@@ -104,7 +104,9 @@ class Session:
         config = self.config
         with self.time("warm_start"):
             if first == 1:
-                optimizer = config.policy.optimizer.model_copy(update={"lr": config.warm_start.lr, "warmup_steps": 0, "decay_steps": None})
+                optimizer = config.policy.optimizer.model_copy(
+                    update={"lr": config.warm_start.lr, "warmup_steps": 0, "decay_steps": None, "decay_style": "constant"}
+                )
                 begin_warm_start(self.namespace, optimizer, config.policy.timeout_s)
             history = warm_start(self.namespace, first, last, config.policy.timeout_s)
         self.progress.note(f"warm start {last}/{config.warm_start.steps}: loss {history[-1]['loss']:.3f}")

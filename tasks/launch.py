@@ -20,6 +20,7 @@ from actors.data_plane.connect import DataPlaneAddress
 from actors.environments.actor import EnvironmentActor
 from actors.generation.engine import engine_actor_class
 from actors.policy.group import PolicyGroup
+from actors.preflight import longest_sample
 from actors.rollout.collector import Collector
 from actors.rollout.prompts import end_token_ids
 from actors.waiting import wait_all
@@ -80,7 +81,7 @@ def launch(config: RunConfig, model_path: str, namespace: str) -> RunActors:
         _start(
             handles, names.POLICY, PolicyGroup, namespace,
             config.policy, model_path, namespace, address, config.data_plane.timeout_s, config.seed, config.rollout.temperature,
-            _computing(config.policy.parallel.world_size),
+            _computing(config.policy.parallel.world_size), longest_sample(config, model_path),
         )  # fmt: skip
         _start(handles, names.COLLECTOR, Collector, namespace, config, model_path, namespace, engines, names.ENVIRONMENT, address)
         ready = wait_all(

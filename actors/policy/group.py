@@ -1,70 +1,30 @@
 """PolicyGroup: one actor that owns all Megatron workers of a run, and the only one that calls them.
 
-    task ──train(meta)──► PolicyGroup ──plan of rank r──► worker 0 .. worker N-1   (one process per GPU)
-                              │                                │ columns
-                              └── plan_batch(meta), metadata └──── get/put ────► data plane
+    task ──train(meta)──► PolicyGroup ──Executor: a plan per replica──► worker 0 .. worker N-1   (one process per GPU)
+                              └── plan_batch: metadata only                  └── columns: get/put ──► data plane
 
-The actor runs one call at a time, so stages never overlap on a worker.
+Stages go through the executor (a compiled graph or plain actor calls); start-up, export and optimizer resets are ordinary
+actor calls. The actor runs one call at a time, so they never overlap on a worker.
 """
 
 from __future__ import annotations
 
 import socket
 import time
-from typing import Any, Literal
+from typing import Any
 
 import ray
 
 from actors.data_plane.connect import DataPlaneAddress, connect
 from actors.data_plane.meta import KVBatchMeta
-from actors.data_plane.sharding import ShardPlan, plan_batch
+from actors.data_plane.sharding import plan_batch
 from actors.generation.pool import EnginePool
+from actors.policy.executors import Request, build_executor
 from actors.policy.flops import training_flops
+from actors.policy.warm_up import warm_up
+from actors.policy.worker_actor import Objective, PolicyWorkerActor
 from actors.waiting import wait_all
 from configs.policy import OptimizerConfig, PolicyConfig
-
-Objective = Literal["sft", "grpo"]
-
-
-class PolicyWorkerActor:
-    """`PolicyWorker` with methods that Ray can inspect; wrapped by `ray.remote` when the group is built."""
-
-    def __init__(
-        self,
-        config: PolicyConfig,
-        model_path: str,
-        rank: int,
-        init_method: str,
-        address: DataPlaneAddress,
-        timeout_s: float,
-        seed: int,
-        temperature: float,
-    ) -> None:
-        from actors.policy.worker import PolicyWorker  # Megatron: imported in the worker's process only
-
-        plane = connect(address, timeout_s=timeout_s)
-        self._worker = PolicyWorker(config, model_path, rank, init_method, plane, seed, temperature)
-
-    def setup(self) -> dict[str, Any]:
-        return self._worker.setup()
-
-    def train(self, plan: ShardPlan, objective: Objective) -> dict[str, float]:
-        return self._worker.train(plan, objective)
-
-    def logprob(self, plan: ShardPlan, column: str, reference: bool) -> dict[str, float]:
-        return self._worker.logprob(plan, column, reference)
-
-    def snapshot_reference(self) -> None:
-        self._worker.snapshot_reference()
-
-    def reset_optimizer(self, optimizer: OptimizerConfig) -> None:
-        self._worker.reset_optimizer(optimizer)
-
-    def export_weights(self) -> Any:
-        return self._worker.export_weights()
-
-    def save_hf(self, path: str) -> None:
-        self._worker.save_hf(path)
 
 
 class PolicyGroup:
@@ -80,10 +40,10 @@ class PolicyGroup:
         seed: int,
         temperature: float,
         worker_options: dict[str, Any],
+        longest: int,
     ) -> None:
-        self._config, self._namespace = config, namespace
-        self._version = 0
-        self._model_path = model_path
+        self._config, self._namespace, self._address = config, namespace, address
+        self._version, self._model_path, self._timeout_s, self._longest = 0, model_path, timeout_s, longest
         init_method = f"tcp://127.0.0.1:{_free_port()}"
         remote = ray.remote(PolicyWorkerActor)
         self._workers = [
@@ -94,9 +54,23 @@ class PolicyGroup:
         ]
 
     def ready(self) -> str:
-        """Build the model on every worker. A line for the log."""
+        """Build the model on every worker, compile the graph, and warm up. A line for the log."""
         info = self._on_all("setup")[0]
-        return f"{len(self._workers)} worker(s) on {info['device']}, {info['parameters']:,} parameters, {info['optimizer']}"
+        replicas: list[dict[str, Any]] = [{} for _ in range(self._config.parallel.data)]
+        for rank, worker in enumerate(self._workers):
+            replicas[self._data_rank(rank)][f"policy-worker-{rank}"] = worker
+        graph = self._config.compiled_graph
+        self._executor, how = build_executor(replicas, graph.timeout_s or self._config.timeout_s, graph)
+        plane = connect(self._address, timeout_s=self._timeout_s)
+        warm = warm_up(
+            self._config, plane, self._longest, lambda request, meta: self._over_replicas(request.method, meta, *request.arguments)
+        )
+        plane.close()
+        seconds = ", ".join(f"{stage} {value:.1f} s" for stage, value in warm.items())
+        return (
+            f"{len(self._workers)} worker(s) on {info['device']}, {info['parameters']:,} parameters, {info['optimizer']}; {how}; "
+            f"warm-up: {seconds}"
+        )
 
     def train(self, meta: KVBatchMeta, objective: Objective) -> dict[str, float]:
         """`updates_per_step` optimizer steps (one for sft) over the batch. Returns means over them (maxima of `/max`), tokens, FLOP rate.
@@ -110,7 +84,7 @@ class PolicyGroup:
         history = []
         for update in range(updates):
             part = meta.slice(update * size, (update + 1) * size) if updates > 1 else meta
-            history.append(self._over_shards("train", part, objective))
+            history.append(self._over_replicas("train_step", part, objective))
         if objective == "grpo":
             self._version += 1
         metrics = {
@@ -121,14 +95,16 @@ class PolicyGroup:
         metrics |= {
             "tokens": float(sum(meta.sequence_lengths)),
             "train_s": seconds,
+            "tflops": flops / 1e12,
             "tflops_per_worker": flops / seconds / 1e12 / len(self._workers),
+            "compiled_graph_active": float(self._executor.compiled),
         }
         return metrics
 
     def logprob(self, meta: KVBatchMeta, column: str, reference: bool = False) -> dict[str, float]:
         """Write the log-probabilities of the current (or reference) weights as `column`. Returns timings."""
         started = time.monotonic()
-        self._over_shards("logprob", meta, column, reference)
+        self._over_replicas("logprob_step", meta, column, reference)
         return {"logprob_s": time.monotonic() - started}
 
     def snapshot_reference(self) -> None:
@@ -165,14 +141,11 @@ class PolicyGroup:
         """Write the weights as a Hugging Face directory."""
         self._on_all("save_hf", path)
 
-    def _over_shards(self, method: str, meta: KVBatchMeta, *arguments: Any) -> dict[str, float]:
+    def _over_replicas(self, method: str, meta: KVBatchMeta, *arguments: Any) -> dict[str, float]:
         parallel = self._config.parallel
         plan = plan_batch(meta, self._config.batching, data_parallel=parallel.data, align=8 * parallel.tensor * parallel.context)
-        refs = {
-            f"policy-worker-{rank}": getattr(worker, method).remote(plan.shards[self._data_rank(rank)], *arguments)
-            for rank, worker in enumerate(self._workers)
-        }
-        return wait_all(refs, what=method, timeout_s=self._config.timeout_s)["policy-worker-0"]
+        results: list[list[Any]] = self._executor.run([Request(method, (shard, *arguments)) for shard in plan.shards])
+        return results[0][0]  # metrics are equal on all ranks
 
     def _on_all(self, method: str, *arguments: Any) -> list[Any]:
         refs = {f"policy-worker-{rank}": getattr(worker, method).remote(*arguments) for rank, worker in enumerate(self._workers)}

@@ -25,12 +25,12 @@ from actors.data_plane.sharding import ShardPlan
 from actors.policy import batch as batches
 from actors.policy import device as devices
 from actors.policy.batch import MicroBatch
+from actors.policy.columns import BASE, train_columns
 from actors.policy.hf import check_model_dir, parameter_count
 from actors.policy.logprob import VocabShard, token_logprobs
 from actors.policy.loss import Sums, grpo_loss, logprob_error, masked_sum, sft_loss
 from configs.policy import OptimizerConfig, PolicyConfig
 
-_BASE_FIELDS = ("input_ids", "token_mask", "sample_mask")
 _SUMMED = ("loss", "tokens", "entropy", "kl", "clipped", "ratio", "logprob_error")
 _LARGEST = ("ratio", "logprob_error")
 
@@ -140,7 +140,7 @@ class PolicyWorker:
             MissingColumnsError: a column that the objective reads was not written.
             FloatingPointError: the loss or a gradient is not finite; on every rank, and the weights stay as they were.
         """
-        fields = self._train_fields(objective)
+        fields = train_columns(self._config, objective)
         micro_batches = batches.fetch(self._plane, plan, fields, self._device)
         self._model.zero_grad_buffer()
         self._optimizer.zero_grad()
@@ -172,13 +172,23 @@ class PolicyWorker:
         return metrics
 
     @_on_device
+    def warm_up(self, plan: ShardPlan, objective: Literal["sft", "grpo"]) -> None:
+        """The passes of `train` over the plan's rows, without an update: weights, moments, schedule and random state stay."""
+        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
+            micro_batches = batches.fetch(self._plane, plan, train_columns(self._config, objective), self._device)
+            self._model.zero_grad_buffer()
+            reports = self._forward_backward(micro_batches, lambda b, out: self._loss(plan, objective, b, out), forward_only=False)
+            self._reduce(reports)
+            self._model.zero_grad_buffer()
+
+    @_on_device
     def logprob(self, plan: ShardPlan, column: str, reference: bool = False) -> dict[str, float]:
         """Write the log-probabilities of the plan's response tokens as `column`: float32 [len], 0 elsewhere.
 
         Raises:
             MissingColumnsError: the token columns were not written. RuntimeError: `reference` without a snapshot.
         """
-        micro_batches = batches.fetch(self._plane, plan, _BASE_FIELDS, self._device)
+        micro_batches = batches.fetch(self._plane, plan, BASE, self._device)
         if reference:
             self._swap_reference()
         try:
@@ -226,16 +236,6 @@ class PolicyWorker:
         devices.leave_distributed()
 
     # ---- inside a step ----
-
-    def _train_fields(self, objective: str) -> list[str]:
-        fields = list(_BASE_FIELDS)
-        if objective == "grpo":
-            fields += ["advantages", "generation_logprobs"]
-            if self._config.loss.kl_coef > 0:
-                fields.append("reference_logprobs")
-            if self._config.why_no_logprob() is None:
-                fields.append("policy_logprobs")
-        return fields
 
     def _loss(self, plan: ShardPlan, objective: str, b: MicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, Report]:
         logprobs, entropies = output

@@ -1,0 +1,187 @@
+"""How a stage's call reaches the policy workers: through a Ray compiled graph, or as plain actor calls. One interface.
+
+    PolicyGroup ── run(requests) ──► Executor ─┬─ replica 0:  request ──► execute on worker 0, 1, ..  (TP x CP x PP ranks)
+                   one per replica             └─ replica 1:  request ──► execute on worker 4, 5, ..
+                                                  (replicas run side by side with different plans)
+
+A request is metadata: the tensors it names come from the data plane. Ray runs one compiled graph per actor at a time, so the
+graph's node is the generic `execute`, and the method to run is part of the request. Pipeline and tensor parallel traffic is
+Megatron's own; the graph only says who runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import ray
+from ray.dag import InputNode, MultiOutputNode
+from ray.exceptions import RayActorError, RayChannelError, RayChannelTimeoutError, RayTaskError
+
+from actors.waiting import ActorGoneError, ActorTimeoutError, cause, wait_all
+from configs.compiled_graph import CompiledGraphConfig
+
+_PROBE_S = 5.0  # for each worker to say that it lives
+_GRACE_S = 5.0  # for the other replicas, after one has failed
+_TEARDOWN_S = 10.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call of a worker's method, the same for every rank of a replica."""
+
+    method: str
+    arguments: tuple[Any, ...] = ()
+
+
+class Worker(Protocol):
+    """What an executor needs of a worker actor."""
+
+    def execute(self, request: Request) -> Any:
+        """Run the request's method."""
+
+    def ping(self) -> None:
+        """Return at once."""
+
+
+class PlainExecutor:
+    """An actor call per worker.
+
+    Args:
+        replicas: worker actors by name, one mapping per data-parallel replica.
+        timeout_s: longest wait for one call.
+    """
+
+    def __init__(self, replicas: Sequence[dict[str, Any]], timeout_s: float) -> None:
+        self._replicas, self._timeout_s = replicas, timeout_s
+        self._lock = threading.Lock()
+
+    compiled = False
+
+    def run(self, requests: Sequence[Request]) -> list[list[Any]]:
+        """Give request r to every worker of replica r. Returns their results: [replica][rank in the replica].
+
+        Raises:
+            ActorGoneError, ActorTimeoutError: a worker is lost or silent; the message names it. Or what a worker raised.
+        """
+        with self._lock:
+            refs = {
+                name: worker.execute.remote(request)
+                for request, workers in zip(requests, self._replicas, strict=True)
+                for name, worker in workers.items()
+            }
+            values = wait_all(refs, what=requests[0].method, timeout_s=self._timeout_s)
+        return [[values[name] for name in workers] for workers in self._replicas]
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class CompiledExecutor:
+    """A compiled graph per replica. Only the process that built it may call it. Arguments as of `PlainExecutor`.
+
+    Raises:
+        Exception: whatever Ray raised while compiling; what was compiled is torn down.
+    """
+
+    def __init__(self, replicas: Sequence[dict[str, Any]], timeout_s: float, config: CompiledGraphConfig) -> None:
+        self._replicas, self._timeout_s = replicas, timeout_s
+        self._lock = threading.Lock()
+        self._graphs: list[Any] = []
+        started = time.monotonic()
+        try:
+            for workers in replicas:
+                with InputNode() as request:
+                    graph = MultiOutputNode([worker.execute.bind(request) for worker in workers.values()])
+                overlap = config.overlap_communication
+                self._graphs.append(graph.experimental_compile(_submit_timeout=timeout_s, _overlap_gpu_communication=overlap))
+        except BaseException:
+            self.close()
+            raise
+        self.compile_s = time.monotonic() - started
+        # Ray cannot wait for the first of several graphs, and a failure in one replica must not wait for the others.
+        self._threads = ThreadPoolExecutor(len(replicas), "replica") if len(replicas) > 1 else None
+
+    compiled = True
+
+    def run(self, requests: Sequence[Request]) -> list[list[Any]]:
+        """As `PlainExecutor.run`. Whenever a worker may still be inside the call, the graphs are torn down."""
+        with self._lock:
+            if not self._graphs:
+                raise ActorGoneError(f"{requests[0].method}: the compiled graph was torn down after an earlier failure")
+            try:
+                if self._threads is None:
+                    return [self._one(0, requests[0])]
+                return self._side_by_side(self._threads, requests)
+            except RayTaskError as error:
+                raise cause(error) from error
+            except RayChannelTimeoutError as error:
+                self._tear_down()
+                names = ", ".join(name for workers in self._replicas for name in workers)
+                raise ActorTimeoutError(f"{requests[0].method}: no answer from {names} within {self._timeout_s:.0f} s") from error
+            except (RayChannelError, RayActorError) as error:
+                dead = self._dead()
+                self._tear_down()
+                raise ActorGoneError(f"{requests[0].method}: {dead} died ({type(error).__name__})") from error
+
+    def close(self) -> None:
+        """Tear the graphs down; the workers live on and take ordinary calls. Idempotent, silent, at most 10 s."""
+        with self._lock:
+            self._tear_down()
+
+    def _one(self, replica: int, request: Request) -> list[Any]:
+        deadline = time.monotonic() + self._timeout_s
+        refs = self._graphs[replica].execute(request)
+        return [ref.get(timeout=max(deadline - time.monotonic(), 0.001)) for ref in refs]
+
+    def _side_by_side(self, threads: ThreadPoolExecutor, requests: Sequence[Request]) -> list[list[Any]]:
+        futures = [threads.submit(self._one, replica, request) for replica, request in enumerate(requests)]
+        done, running = wait(futures, return_when=FIRST_EXCEPTION)
+        if failed := next((future for future in futures if future in done and future.exception()), None):
+            # The others may have failed alike, or wait in a collective for the failed one.
+            if wait(running, timeout=_GRACE_S).not_done:
+                self._tear_down()
+            failed.result()
+        return [future.result() for future in futures]
+
+    def _dead(self) -> str:
+        refs = {worker.ping.remote(): name for workers in self._replicas for name, worker in workers.items()}
+        dead = []
+        for ref in ray.wait(list(refs), num_returns=len(refs), timeout=_PROBE_S)[0]:
+            try:
+                ray.get(ref, timeout=_PROBE_S)
+            except RayActorError:
+                dead.append(refs[ref])
+        return ", ".join(dead) or "a policy worker"
+
+    def _tear_down(self) -> None:
+        graphs, self._graphs = self._graphs, []
+        if graphs:
+            # Ray logs every step of a tear-down, and waits without a deadline for a worker that is stuck in a collective.
+            logging.getLogger("ray.dag.compiled_dag_node").setLevel(logging.CRITICAL)
+            threads = [threading.Thread(target=graph.teardown, daemon=True) for graph in graphs]
+            for thread in threads:
+                thread.start()
+            deadline = time.monotonic() + _TEARDOWN_S
+            for thread in threads:
+                thread.join(max(deadline - time.monotonic(), 0))
+
+
+def build_executor(
+    replicas: Sequence[dict[str, Any]], timeout_s: float, config: CompiledGraphConfig
+) -> tuple[PlainExecutor | CompiledExecutor, str]:
+    """The executor that the configuration asks for and that works here, and a line that says which and why."""
+    if not config.enabled:
+        return PlainExecutor(replicas, timeout_s), "plain actor calls (policy.compiled_graph.enabled is false)"
+    try:
+        executor = CompiledExecutor(replicas, timeout_s, config)
+    except Exception as error:  # noqa: BLE001  (whatever Ray says, plain calls still work)
+        return PlainExecutor(
+            replicas, timeout_s
+        ), f"WARNING: plain actor calls, compiling the graph failed: {type(error).__name__}: {error}"
+    return executor, f"compiled graph over {sum(map(len, replicas))} worker(s) in {executor.compile_s:.1f} s"

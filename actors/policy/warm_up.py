@@ -1,0 +1,83 @@
+"""One synthetic batch of the worst-case shape through every stage before step 1, so that no step pays for first-time work
+(allocators, kernels, gloo and NCCL connections, graph captures). Weights, optimizer, schedule and random state stay as they are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from actors.data_plane.interface import DataPlane
+from actors.data_plane.meta import KVBatchMeta
+from actors.policy.columns import train_columns
+from actors.policy.executors import Request
+from configs.base import ConfigError
+from configs.policy import PolicyConfig
+
+PARTITION = "warm-up"
+_LOGPROBS = "warm_up_logprobs"
+
+
+def warm_up(config: PolicyConfig, plane: DataPlane, longest: int, run: Callable[[Request, KVBatchMeta], object]) -> dict[str, float]:
+    """Run the stages over synthetic samples. Returns seconds per stage, by a wall clock.
+
+    Args:
+        longest: tokens of a sample when `compiled_graph.warmup_seq_len` does not say.
+        run: gives every replica its part of the batch: `run(request without plan, meta)`.
+
+    Raises:
+        ConfigError: a batch size that does not divide, or samples longer than `longest`.
+    """
+    meta = _put(config, plane, *_shape(config, longest))
+    requests = {"train": Request("warm_up", ("grpo",))}
+    if config.why_no_logprob() is None or config.why_no_ref_logprob() is None:
+        requests = {"logprob": Request("logprob_step", (_LOGPROBS, False)), **requests}
+    seconds = {}
+    try:
+        for stage, request in requests.items():
+            started = time.monotonic()
+            run(request, meta)
+            seconds[stage] = time.monotonic() - started
+    finally:
+        plane.clear(meta)
+    return seconds
+
+
+def _shape(config: PolicyConfig, longest: int) -> tuple[int, int]:
+    graph, batching, replicas = config.compiled_graph, config.batching, config.parallel.data
+    length = graph.warmup_seq_len or longest
+    if length > longest:
+        raise ConfigError(f"policy.compiled_graph.warmup_seq_len: {length} tokens are more than a sample can have ({longest})")
+    if batching.mode == "padded":
+        per_replica = batching.micro_batch_size
+    else:
+        assert batching.tokens_per_micro_batch is not None
+        per_replica = max(1, batching.tokens_per_micro_batch // length)
+    samples = graph.warmup_global_batch_size or per_replica * replicas
+    if samples % replicas:
+        raise ConfigError(
+            f"policy.compiled_graph.warmup_global_batch_size: {samples} samples do not divide by policy.parallel.data = {replicas}"
+        )
+    return samples, length
+
+
+def _put(config: PolicyConfig, plane: DataPlane, samples: int, length: int) -> KVBatchMeta:
+    names = train_columns(config, "grpo")
+    plane.register_partition(PARTITION, fields=[*names, _LOGPROBS])
+    meta = KVBatchMeta(
+        partition_id=PARTITION,
+        task_name="warm-up",
+        keys=tuple(f"warm_up_{row}" for row in range(samples)),
+        sequence_lengths=(length,) * samples,
+        tags=tuple({"response_length": length - 1} for _ in range(samples)),
+    )
+    values = {
+        "input_ids": torch.ones(length, dtype=torch.int64),
+        "token_mask": torch.arange(length) > 0,
+        "sample_mask": torch.tensor(1.0),
+        "advantages": torch.tensor(0.0),
+    }
+    logprobs = torch.zeros(length)
+    return plane.put(meta, {name: [values.get(name, logprobs)] * samples for name in names})

@@ -1,0 +1,118 @@
+"""The Ray side of a policy worker: methods that Ray can inspect, around a plain `PolicyWorker`.
+
+Stage calls come in through `execute` (a compiled graph's node, or an actor call), everything else through methods of its own.
+A compiled graph runs `execute` on a background thread beside ordinary calls, so a lock refuses two calls at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from actors.data_plane.connect import DataPlaneAddress, connect
+from actors.data_plane.sharding import ShardPlan
+from actors.policy.executors import Request
+from configs.policy import OptimizerConfig, PolicyConfig
+
+Objective = Literal["sft", "grpo"]
+
+
+class MalformedRequestError(TypeError):
+    """A request that names no stage method, or has other arguments than it takes; the message has both."""
+
+
+class OverlapError(RuntimeError):
+    """Two calls on one worker at the same time. The group serialises them, so this is a bug of the caller."""
+
+
+class PolicyWorkerActor:
+    """Rank `rank` of the policy as an actor; `ray.remote` is applied when the group is built. Arguments as of `PolicyWorker`."""
+
+    def __init__(
+        self,
+        config: PolicyConfig,
+        model_path: str,
+        rank: int,
+        init_method: str,
+        address: DataPlaneAddress,
+        timeout_s: float,
+        seed: int,
+        temperature: float,
+    ) -> None:
+        from actors.policy.worker import PolicyWorker  # Megatron: imported in the worker's process only
+
+        plane = connect(address, timeout_s=timeout_s)
+        self._worker = PolicyWorker(config, model_path, rank, init_method, plane, seed, temperature)
+        self._busy, self._running = threading.Lock(), ""
+
+    def ping(self) -> None:
+        """Return at once: the actor lives."""
+
+    def execute(self, request: Request) -> Any:
+        """Run a stage's method.
+
+        Raises:
+            MalformedRequestError, OverlapError, or what the method raises.
+        """
+        stages = {"train_step": self.train_step, "logprob_step": self.logprob_step, "warm_up": self.warm_up}
+        method = stages.get(request.method)
+        if method is None:
+            raise MalformedRequestError(f"wanted one of {', '.join(stages)}, got {request.method!r}")
+        wanted = list(inspect.signature(method).parameters)
+        if len(wanted) != len(request.arguments):
+            got = [type(argument).__name__ for argument in request.arguments]
+            raise MalformedRequestError(f"{request.method}: wanted {wanted}, got {len(got)} argument(s): {got}")
+        return method(*request.arguments)
+
+    def train_step(self, plan: ShardPlan, objective: Objective) -> dict[str, float]:
+        """`PolicyWorker.train`."""
+        with self._alone("train_step"):
+            return self._worker.train(plan, objective)
+
+    def logprob_step(self, plan: ShardPlan, column: str, reference: bool) -> dict[str, float]:
+        """`PolicyWorker.logprob`."""
+        with self._alone("logprob_step"):
+            return self._worker.logprob(plan, column, reference)
+
+    def warm_up(self, plan: ShardPlan, objective: Objective) -> None:
+        """`PolicyWorker.warm_up`."""
+        with self._alone("warm_up"):
+            self._worker.warm_up(plan, objective)
+
+    def setup(self) -> dict[str, Any]:
+        """`PolicyWorker.setup`."""
+        with self._alone("setup"):
+            return self._worker.setup()
+
+    def snapshot_reference(self) -> None:
+        """`PolicyWorker.snapshot_reference`."""
+        with self._alone("snapshot_reference"):
+            self._worker.snapshot_reference()
+
+    def reset_optimizer(self, optimizer: OptimizerConfig) -> None:
+        """`PolicyWorker.reset_optimizer`."""
+        with self._alone("reset_optimizer"):
+            self._worker.reset_optimizer(optimizer)
+
+    def export_weights(self) -> Any:
+        """`PolicyWorker.export_weights`."""
+        with self._alone("export_weights"):
+            return self._worker.export_weights()
+
+    def save_hf(self, path: str) -> None:
+        """`PolicyWorker.save_hf`."""
+        with self._alone("save_hf"):
+            self._worker.save_hf(path)
+
+    @contextmanager
+    def _alone(self, method: str) -> Iterator[None]:
+        if not self._busy.acquire(blocking=False):
+            raise OverlapError(f"{method} was called while {self._running} runs on this worker")
+        self._running = method
+        try:
+            yield
+        finally:
+            self._busy.release()
