@@ -36,4 +36,9 @@ class BatchingConfig(StrictModel):
             buckets = getattr(self, name)
             if list(buckets) != sorted(set(buckets)):
                 raise ValueError(f"{name}: {list(buckets)} is not rising")
+        budget = self.tokens_per_micro_batch
+        if budget is not None and self.token_buckets and self.token_buckets[-1] > budget:
+            raise ValueError(f"token_buckets: {self.token_buckets[-1]} exceeds tokens_per_micro_batch ({budget})")
+        if self.mode == "padded" and self.sequence_buckets and self.sequence_buckets[-1] < self.micro_batch_size:
+            raise ValueError(f"sequence_buckets: none of {list(self.sequence_buckets)} holds micro_batch_size ({self.micro_batch_size})")
         return self
