@@ -69,8 +69,8 @@ def best_fit_decreasing(sizes: Sequence[int], capacity: int, most: int, count: i
 def balanced(sizes: Sequence[int], count: int, *, low: int, high: int, most: int) -> Bins | None:
     """`count` bins whose fullest is as little filled as can be found: balanced multiway number partitioning.
 
-    Largest-first onto the emptiest bin (LPT) is within 1 % or so when a bin holds many items. The rest is gained by MULTIFIT: the
-    smallest capacity with which best-fit-decreasing needs no more than `count` bins.
+    Largest-first onto the emptiest bin (LPT) leaves the fullest some 1 % above the mean at eight items per bin. MULTIFIT, the
+    smallest capacity with which best-fit-decreasing needs no more than `count` bins, searched to 0.2 %, closes most of that gap.
 
     Args:
         low: a fullest bin below this is no gain, and none is below the mean or the largest item.
@@ -89,8 +89,8 @@ def balanced(sizes: Sequence[int], count: int, *, low: int, high: int, most: int
     fullest = max(sum(sizes[item] for item in members) for members in best)
     if fullest > high:
         best, fullest = best_fit_decreasing(sizes, high, most, count), high
-    tolerance = low // 1000
-    probe = low  # `low` itself is often reached
+    tolerance = low // 500
+    probe = min(low + tolerance, fullest)  # often reached at once
     while best is not None and fullest - low > tolerance:
         found = best_fit_decreasing(sizes, probe, most, count)
         if found is None:
