@@ -23,8 +23,12 @@ class BatchingConfig(StrictModel):
     token_buckets: tuple[PositiveInt, ...] = Field(
         (), description="Allowed tokens per row, rising: a few fixed shapes that CUDA graphs can replay. Empty: any."
     )
-    sequence_buckets: tuple[PositiveInt, ...] = Field((), description="Allowed sequences per micro-batch, rising. Empty: any.")
-    micro_batch_buckets: tuple[PositiveInt, ...] = Field((), description="Allowed micro-batches per rank, rising. Empty: any.")
+    sequence_buckets: tuple[PositiveInt, ...] = Field(
+        (), description="Allowed sequences per micro-batch, rising; no micro-batch takes more than the largest. Empty: any."
+    )
+    micro_batch_buckets: tuple[PositiveInt, ...] = Field(
+        (), description="Allowed micro-batches per rank, rising; those beyond the rows are padding. Empty: any."
+    )
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

@@ -130,8 +130,10 @@ def even_runs(lengths: Sequence[int], count: int, budget: int, buckets: Sequence
 
 
 def split_to(bins: Bins, count: int, cost: Callable[[list[int]], int], halve: Callable[[list[int]], tuple[list[int], list[int]]]) -> Bins:
-    """Exactly `count` bins: empty ones go, and the costliest with two items is halved, and so on. With fewer items than that, some
-    stay empty."""
+    """Exactly `count` bins: empty ones go, then the costliest with two items or more is halved, again and again.
+
+    Only when there are fewer items than that are some bins empty.
+    """
     out = [members for members in bins if members]
     heap = [(-cost(members), number) for number, members in enumerate(out) if len(members) > 1]
     heapq.heapify(heap)

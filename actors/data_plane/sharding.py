@@ -31,9 +31,9 @@ class MicroBatchPlan(BaseModel):
     Attributes:
         rows: row numbers into the shard's meta, in the order in which they lie in the tensors. Empty: padding only.
         shape: [B, T] of the token ids that go through the model.
-        starts: packed: position of each row's first token in the single row [1, T]; padded: empty.
-        sequences: sequences for which per-sequence buffers are sized, at least len(rows); B when padded.
-        longest: tokens to which per-sequence columns [sequences, longest] are padded; T when padded.
+        starts: packed: position of each row's first token in the single row [1, T]; otherwise empty.
+        sequences: sequences for which per-sequence buffers are sized, at least len(rows); B unless packed.
+        longest: tokens to which per-sequence columns [sequences, longest] are padded, a token bucket where there are some; T unless packed.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -51,7 +51,7 @@ class ShardPlan(BaseModel):
     Attributes:
         meta: the rank's rows.
         rows: their row numbers in the whole batch.
-        micro_batches: every row of `meta` once.
+        micro_batches: every row of `meta` once, in order.
         packed: the layout of all of them.
         global_tokens: response tokens in the whole batch (all ranks): the denominator of token_mean.
         global_sequences: samples in the whole batch: the denominator of sequence_mean.
@@ -150,7 +150,9 @@ def plan_batch(meta: KVBatchMeta, batching: BatchingConfig, *, data_parallel: in
 def _check_lengths(meta: KVBatchMeta, batching: BatchingConfig, align: int) -> None:
     shortest, longest = min(meta.sequence_lengths), max(meta.sequence_lengths)
     if shortest < 1:
-        raise ValueError(f"key {meta.keys[meta.sequence_lengths.index(shortest)]!r}: a sequence of {shortest} tokens")
+        raise ValueError(
+            f"key {meta.keys[meta.sequence_lengths.index(shortest)]!r}: a sequence of {shortest} tokens, a row needs one or more"
+        )
     named = f"key {meta.keys[meta.sequence_lengths.index(longest)]!r}: a sequence of {longest} tokens ({_up(longest, align)} when aligned)"
     budget = batching.tokens_per_micro_batch
     if budget is not None and _up(longest, align) > budget:
