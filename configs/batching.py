@@ -23,8 +23,12 @@ class BatchingConfig(StrictModel):
     token_buckets: tuple[PositiveInt, ...] = Field(
         (), description="Allowed tokens per row, rising: a few fixed shapes that CUDA graphs can replay. Empty: any."
     )
-    sequence_buckets: tuple[PositiveInt, ...] = Field((), description="Allowed sequences per micro-batch, rising. Empty: any.")
-    micro_batch_buckets: tuple[PositiveInt, ...] = Field((), description="Allowed micro-batches per rank, rising. Empty: any.")
+    sequence_buckets: tuple[PositiveInt, ...] = Field(
+        (), description="Allowed sequences per micro-batch, rising; no micro-batch takes more than the largest. Empty: any."
+    )
+    micro_batch_buckets: tuple[PositiveInt, ...] = Field(
+        (), description="Allowed micro-batches per rank, rising; those beyond the rows are padding. Empty: any."
+    )
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -36,4 +40,9 @@ class BatchingConfig(StrictModel):
             buckets = getattr(self, name)
             if list(buckets) != sorted(set(buckets)):
                 raise ValueError(f"{name}: {list(buckets)} is not rising")
+        budget = self.tokens_per_micro_batch
+        if budget is not None and self.token_buckets and self.token_buckets[-1] > budget:
+            raise ValueError(f"token_buckets: {self.token_buckets[-1]} exceeds tokens_per_micro_batch ({budget})")
+        if self.mode == "padded" and self.sequence_buckets and self.sequence_buckets[-1] < self.micro_batch_size:
+            raise ValueError(f"sequence_buckets: none of {list(self.sequence_buckets)} holds micro_batch_size ({self.micro_batch_size})")
         return self
