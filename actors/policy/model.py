@@ -45,6 +45,7 @@ def transformer_config(hf: Any, parallel: ParallelConfig, dtype: torch.dtype, *,
         context_parallel_size=parallel.context,
         pipeline_dtype=dtype,
         variable_seq_lengths=shapes_vary,  # each message between stages is led by its shape
+        moe_token_dispatcher_type="alltoall",  # there are no experts, but the default one forbids shapes that vary
         params_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         attention_softmax_in_fp32=True,

@@ -10,6 +10,7 @@ import torch
 
 # Importing them starts no thread and no process group: forks could not use either.
 _PRELOAD = [
+    "pytest",
     "megatron.core.distributed",
     "megatron.core.models.gpt",
     "megatron.core.optimizer",
