@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from actors.policy.fetch import ColumnReader
 from actors.policy.packing import block_diagonal_mask, packed_inputs
 from configs.policy import ParallelConfig, PolicyConfig
 from tests.actors.data_plane.conftest import start_queue  # noqa: F401  (the fixture)
-from tests.actors.policy import tiny
+from tests.actors.policy import processes, tiny
 from tests.actors.policy.plans import MODES, plain_plan
 
 CPU = torch.device("cpu")
@@ -118,14 +119,21 @@ def test_slots_without_sequences_are_empty_and_the_last_one_takes_the_rest() -> 
     assert packed_inputs(None, total, thd=False)["attention_mask"] is None
 
 
-def test_transformer_engine_gets_the_same_boundaries() -> None:
+def save_thd_inputs(rank: int, boundaries: torch.Tensor, length: int, path: Path) -> None:
+    inputs = packed_inputs(boundaries, length, thd=True)
+    torch.save(inputs | {"packed_seq_params": vars(inputs["packed_seq_params"])}, path)
+
+
+@pytest.mark.slow
+def test_transformer_engine_gets_the_same_boundaries(tmp_path: Path) -> None:
     boundaries = torch.tensor([0, 3, 8, 8], dtype=torch.int32)
-    inputs = packed_inputs(boundaries, 8, thd=True)
+    processes.run(save_thd_inputs, (boundaries, 8, tmp_path / "inputs.pt"), 1)  # there Megatron is imported already
+    inputs = torch.load(tmp_path / "inputs.pt")
     assert inputs["attention_mask"] is None
     params = inputs["packed_seq_params"]
-    assert (params.qkv_format, params.max_seqlen_q, params.max_seqlen_kv) == ("thd", 8, 8)
-    assert torch.equal(params.cu_seqlens_q, boundaries)
-    assert torch.equal(params.cu_seqlens_kv, boundaries)
+    assert (params["qkv_format"], params["max_seqlen_q"], params["max_seqlen_kv"]) == ("thd", 8, 8)
+    assert torch.equal(params["cu_seqlens_q"], boundaries)
+    assert torch.equal(params["cu_seqlens_kv"], boundaries)
 
 
 @pytest.mark.parametrize(("mode", "message"), [("padded", "promised at most 16"), ("packed", "the plan gave it 12")])

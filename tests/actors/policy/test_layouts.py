@@ -8,10 +8,18 @@ from typing import Any
 import pytest
 import torch
 
+from tests.actors.policy import tiny
 from tests.actors.policy.conftest import BATCHING
+from tests.actors.policy.plans import plain_plan
 from tests.actors.policy.test_parity import stored
 
 LAYOUTS = ("TP1", "DP2", "TP2", "PP2")
+
+
+def test_the_dynamic_job_has_micro_batches_of_several_shapes() -> None:
+    meta, _ = tiny.batch(5, 97)
+    for shard in plain_plan(meta, "dynamic", data_parallel=2):
+        assert len({part.shape for part in shard.micro_batches}) == len(shard.micro_batches) == 3
 
 
 @pytest.mark.slow
@@ -28,11 +36,8 @@ def test_a_layout_of_the_micro_batches_changes_nothing(results: Any, layout: str
         for rank in other:
             assert rank["metrics"][step] == other[0]["metrics"][step]  # the same numbers on every rank
         metrics = other[0]["metrics"][step]
-        assert metrics["response_tokens"] == expected["response_tokens"]
-        tolerance = 1e-5 * 10**step  # Adam turns the last bits of one step's gradients into more of the next one's
-        assert {name: metrics[name] for name in ("loss", "grad_norm", "entropy", "ratio/max")} == pytest.approx(
-            {name: expected[name] for name in ("loss", "grad_norm", "entropy", "ratio/max")}, abs=tolerance, rel=tolerance
-        )
+        for name, value in expected.items():
+            assert metrics[name] == pytest.approx(value, abs=1e-5, rel=1e-5), (step, name)
     for name, tensor in padded[0]["weights"].items():
         torch.testing.assert_close(other[0]["weights"][name], tensor, atol=1e-5, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
 
