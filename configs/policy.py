@@ -75,6 +75,10 @@ class PolicyConfig(StrictModel):
     recompute_logprobs: Literal["auto", "always"] = Field(
         "auto", description="auto: skip the logprob stage when one on-policy update makes it equal to the training pass."
     )
+    fetch: Literal["auto", "independent", "leader_broadcast"] = Field(
+        "auto",
+        description="Who reads columns: each worker, or one of each replica (TP x CP x PP), which broadcasts; auto: that, above one rank.",
+    )
     timeout_s: PositiveFloat = Field(600.0, description="Longest wait for any one call to the workers.")
 
     def why_no_logprob(self) -> str | None:

@@ -1,31 +1,40 @@
-"""Rows from the data plane to padded tensors. Every micro-batch of a call has the same shape: pipeline messages need that."""
+"""Columns of a shard's rows to the tensors of its micro-batches, in either layout. Pure torch: no data plane, no Megatron.
+
+    padded, dynamic     input_ids [B, T]  aaaaa           per-token columns [S, L]  aaaaa      S, L = B, T
+                                          bbb..                                     bbb..
+    packed              input_ids [1, T]  aaaaabbb.cc...  per-token columns [S, L]  aaaaa
+                                                                                    bbb..
+                                                                                    cc...
+Masks, log-probability columns and everything that the loss computes lie per sequence, [S, L], in both: the model's output for
+a packed row is gathered there (`MicroBatch.per_sequence`), so losses and write-back know no layouts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
-from actors.data_plane.interface import DataPlane
-from actors.data_plane.sharding import ShardPlan
+from actors.data_plane.sharding import MicroBatchPlan, ShardPlan
 
 _TOKEN_FIELDS = frozenset({"generation_logprobs", "policy_logprobs", "reference_logprobs"})
 
-
-class MissingColumnsError(ValueError):
-    """A batch lacks columns that the stage reads; the message names both."""
+Columns = Mapping[str, Sequence[torch.Tensor]]
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Padded on the right. Rows past `count` are padding too: their masks are 0.
+    """One forward pass. Shapes follow from the plan alone, never from the rows; whatever is no real token is 0 and masked.
 
     Attributes:
-        input_ids: [B, T] int64. position_ids: [B, T] int64. token_mask: [B, T] bool. sample_mask: [B] float32.
-        advantages: [B] float32 or None. The three log-probability columns: [B, T] float32 or None.
-        lengths: tokens of each of the `count` real rows.
-        rows: their numbers in the plan's meta.
+        input_ids, position_ids: [B, T] int64. Positions restart at each sequence.
+        token_mask: [S, L] bool. sample_mask: [S] float32.
+        rows: numbers of the real sequences in the plan's meta; empty: padding only. lengths: their tokens.
+        boundaries: packed: [S + 1] int32, where each sequence's slot in the row begins, then T to the end; padded: None.
+        index: packed: [S, L] int64, the position in the row of each token that has a log-probability, else 0; padded: None.
+        advantages: [S] float32 or None. The three log-probability columns: [S, L] float32 or None.
     """
 
     input_ids: torch.Tensor
@@ -34,60 +43,86 @@ class MicroBatch:
     sample_mask: torch.Tensor
     rows: tuple[int, ...]
     lengths: tuple[int, ...]
+    boundaries: torch.Tensor | None = None
+    index: torch.Tensor | None = None
     advantages: torch.Tensor | None = None
     generation_logprobs: torch.Tensor | None = None
     policy_logprobs: torch.Tensor | None = None
     reference_logprobs: torch.Tensor | None = None
 
-    @property
-    def count(self) -> int:
-        return len(self.rows)
+    def per_sequence(self, values: torch.Tensor) -> torch.Tensor:
+        """[n, B, T], aligned with `input_ids` and 0 at t = 0 -> [n, S, L]: 0 at each sequence's first token and past its last."""
+        if self.index is None:
+            return values
+        return values.flatten(1).index_select(1, self.index.flatten()).unflatten(1, self.index.shape)
+
+    def unpad(self, values: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        """(row number, its values without padding) of an [S, L] tensor, on the CPU."""
+        host = values.detach().cpu()
+        for i, (row, length) in enumerate(zip(self.rows, self.lengths, strict=True)):
+            yield row, host[i, :length].clone()
 
 
-def fetch(plane: DataPlane, plan: ShardPlan, fields: Sequence[str], device: torch.device) -> list[MicroBatch]:
-    """Read the columns of a plan's rows once, and pad them into its micro-batches.
+def build(columns: Columns, plan: ShardPlan, device: torch.device) -> list[MicroBatch]:
+    """The plan's micro-batches.
+
+    Args:
+        columns: by name, one CPU tensor per row of the plan's meta; input_ids, token_mask and sample_mask at least.
 
     Raises:
-        MissingColumnsError: a column that no stage has written. ValueError: a row longer than the plan's padded length.
+        ValueError: rows whose lengths are not those that the plan was made for.
     """
-    missing = set(fields) - plan.meta.fields
-    if missing:
-        raise MissingColumnsError(
-            f"wanted columns {sorted(fields)}, the batch has {sorted(plan.meta.fields)}: {', '.join(sorted(missing))} not written yet"
-        )
-    columns = plane.get(plan.meta, fields)
-    return [_pad(columns, part.rows, part.shape[0], part.shape[1], device) for part in plan.micro_batches]
+    return [_micro_batch(columns, part, plan.packed, device) for part in plan.micro_batches]
 
 
-def _pad(columns: dict[str, list[torch.Tensor]], rows: tuple[int, ...], size: int, length: int, device: torch.device) -> MicroBatch:
+def _micro_batch(columns: Columns, part: MicroBatchPlan, packed: bool, device: torch.device) -> MicroBatch:
+    rows = part.rows
+    lengths = tuple(len(columns["input_ids"][row]) for row in rows)
+
     def tokens(name: str, dtype: torch.dtype) -> torch.Tensor:
-        out = torch.zeros(size, length, dtype=dtype)
+        out = torch.zeros(part.sequences, part.longest, dtype=dtype)
         for i, row in enumerate(rows):
             value = columns[name][row]
-            if len(value) > length:
-                raise ValueError(f"column {name!r}: a row of {len(value)} tokens, but sequence_lengths promised at most {length}")
+            if len(value) > part.longest:
+                raise ValueError(f"column {name!r}: a row of {len(value)} tokens, but sequence_lengths promised at most {part.longest}")
             out[i, : len(value)] = value
         return out.to(device)
 
     def scalars(name: str) -> torch.Tensor:
-        out = torch.zeros(size)
-        out[: len(rows)] = torch.stack([columns[name][row] for row in rows])
+        out = torch.zeros(part.sequences)
+        for i, row in enumerate(rows):
+            out[i] = columns[name][row]
         return out.to(device)
 
+    token_mask = tokens("token_mask", torch.bool)
+    if packed:
+        layout = {name: tensor.to(device) for name, tensor in _row(columns["input_ids"], part, lengths).items()}
+    else:
+        size, length = part.shape
+        layout = {"input_ids": tokens("input_ids", torch.int64), "position_ids": torch.arange(length, device=device).expand(size, length)}
     return MicroBatch(
-        input_ids=tokens("input_ids", torch.int64),
-        position_ids=torch.arange(length, device=device).expand(size, length),
-        token_mask=tokens("token_mask", torch.bool),
+        **layout,
+        token_mask=token_mask,
         sample_mask=scalars("sample_mask"),
         rows=rows,
-        lengths=tuple(len(columns["input_ids"][row]) for row in rows),
+        lengths=lengths,
         advantages=scalars("advantages") if "advantages" in columns else None,
         **{name: tokens(name, torch.float32) for name in _TOKEN_FIELDS & set(columns)},
     )
 
 
-def unpad(batch: MicroBatch, values: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """(row number, its values without padding) of a [B, T] tensor, on the CPU."""
-    host = values.detach().cpu()
-    for i, (row, length) in enumerate(zip(batch.rows, batch.lengths, strict=True)):
-        yield row, host[i, :length].clone()
+def _row(ids: Sequence[torch.Tensor], part: MicroBatchPlan, lengths: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    """The packed row [1, T], its slots, and where the loss finds each token."""
+    total = part.shape[1]
+    # What follows the last sequence belongs to its slot; slots that no sequence fills are empty ones at the end.
+    slots = (part.starts or (0,)) + (total,) * (part.sequences + 1 - max(len(part.starts), 1))
+    input_ids = torch.zeros(1, total, dtype=torch.int64)
+    index = torch.zeros(part.sequences, part.longest, dtype=torch.int64)
+    for i, (row, start, length) in enumerate(zip(part.rows, part.starts, lengths, strict=True)):
+        if length > slots[i + 1] - start:
+            raise ValueError(f"column 'input_ids': a row of {length} tokens, but the plan gave it {slots[i + 1] - start} in the packed row")
+        input_ids[0, start : start + length] = ids[row]
+        index[i, 1:length] = torch.arange(start + 1, start + length)
+    boundaries = torch.tensor(slots, dtype=torch.int32)
+    position_ids = torch.cat([torch.arange(stop - start) for start, stop in pairwise(slots)])
+    return {"input_ids": input_ids, "position_ids": position_ids[None], "boundaries": boundaries, "index": index}

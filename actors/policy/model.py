@@ -22,7 +22,7 @@ from configs.policy import ParallelConfig
 logging.getLogger(GPTModel.__module__).setLevel(logging.ERROR)
 
 
-def transformer_config(hf: Any, parallel: ParallelConfig, dtype: torch.dtype) -> TransformerConfig:
+def transformer_config(hf: Any, parallel: ParallelConfig, dtype: torch.dtype, *, shapes_vary: bool = False) -> TransformerConfig:
     """Megatron's configuration of the model that `hf` (a transformers configuration) describes."""
     return TransformerConfig(
         num_layers=hf.num_hidden_layers,
@@ -44,6 +44,8 @@ def transformer_config(hf: Any, parallel: ParallelConfig, dtype: torch.dtype) ->
         pipeline_model_parallel_size=parallel.pipeline,
         context_parallel_size=parallel.context,
         pipeline_dtype=dtype,
+        variable_seq_lengths=shapes_vary,  # each message between stages is led by its shape
+        moe_token_dispatcher_type="alltoall",  # there are no experts, but the default one forbids shapes that vary
         params_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         attention_softmax_in_fp32=True,
@@ -61,8 +63,11 @@ def transformer_config(hf: Any, parallel: ParallelConfig, dtype: torch.dtype) ->
     )
 
 
-def build_model(hf: Any, parallel: ParallelConfig, dtype: torch.dtype, device: torch.device) -> GPTModel:
+def build_model(hf: Any, parallel: ParallelConfig, dtype: torch.dtype, device: torch.device, *, shapes_vary: bool = False) -> GPTModel:
     """This rank's part of the model, with weights not yet loaded. Needs Megatron's parallel groups.
+
+    Args:
+        shapes_vary: micro-batches of one call have shapes of their own (dynamic batching).
 
     Raises:
         ConfigError: a layout that this model cannot be split into.
@@ -71,7 +76,7 @@ def build_model(hf: Any, parallel: ParallelConfig, dtype: torch.dtype, device: t
     scaling = rope_scaling_factor(hf)
     layer = get_gpt_layer_local_spec(qk_layernorm=hf.model_type == "qwen3", normalization="RMSNorm")
     model = GPTModel(
-        config=transformer_config(hf, parallel, dtype),
+        config=transformer_config(hf, parallel, dtype, shapes_vary=shapes_vary),
         # The block is spelled out because its default norm depends on what else is installed.
         transformer_layer_spec=TransformerBlockSubmodules(
             layer_specs=[layer] * (hf.num_hidden_layers // parallel.pipeline), layer_norm=WrappedTorchNorm

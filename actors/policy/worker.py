@@ -1,9 +1,10 @@
 """One Megatron worker: a rank of the policy. Plain Python; Ray wraps it elsewhere, and tests drive it without Ray.
 
-    plan ──fetch──► micro-batches ──► forward_backward_func ──► DDP sums gradients ──► optimizer        train
-                                  └─► forward only ──► log-probabilities ──put──► data plane          logprob
+    plan ──read, build──► micro-batches ──► forward_backward_func ──► DDP sums gradients ──► optimizer      train
+                                        └─► forward only ──► log-probabilities ──put──► data plane        logprob
 
 The last pipeline stage's output is not logits but [2, B, T]: each token's log-probability, and its distribution's entropy.
+Losses get it per sequence, [2, S, L], whatever the layout of the micro-batch (batch.py).
 
 All ranks of a group are called together: the calls are collectives.
 """
@@ -14,7 +15,7 @@ import functools
 import json
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, Literal
 
@@ -26,16 +27,15 @@ from actors.policy import batch as batches
 from actors.policy import device as devices
 from actors.policy.batch import MicroBatch
 from actors.policy.columns import BASE, train_columns
+from actors.policy.fetch import ColumnReader
 from actors.policy.hf import check_model_dir, parameter_count
 from actors.policy.logprob import VocabShard, token_logprobs
 from actors.policy.loss import Sums, grpo_loss, logprob_error, masked_sum, sft_loss
+from actors.policy.metrics import Report, reduce_reports, step_metrics
+from actors.policy.packing import packed_inputs, takes_thd
 from configs.policy import OptimizerConfig, PolicyConfig
 
-_SUMMED = ("loss", "tokens", "entropy", "kl", "clipped", "ratio", "logprob_error")
-_LARGEST = ("ratio", "logprob_error")
-
-# What a step reports of one micro-batch, on the last pipeline stage: (output, micro-batch) -> (loss, sums, maxima).
-Report = dict[str, Any]
+# On the last pipeline stage: (micro-batch, [2, S, L]) -> (loss, what the step reports of it).
 LossFunction = Callable[[MicroBatch, torch.Tensor], tuple[torch.Tensor, Report]]
 
 
@@ -85,6 +85,7 @@ class PolicyWorker:
         config = self._config
         self._dtype = getattr(torch, config.dtype)
         devices.init_distributed(self._device, config.parallel, self._rank, self._init_method, self._seed, config.timeout_s)
+        self._reader = ColumnReader(self._plane, config, self._rank, self._device)
         from megatron.core import parallel_state
         from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 
@@ -93,7 +94,9 @@ class PolicyWorker:
 
         self._state = parallel_state
         self._hf = check_model_dir(self._model_path)
-        self._bare = build_model(self._hf, config.parallel, self._dtype, self._device)
+        shapes_vary = config.batching.mode == "dynamic"
+        self._bare = build_model(self._hf, config.parallel, self._dtype, self._device, shapes_vary=shapes_vary)
+        self._thd = takes_thd(self._bare)
         load_hf(self._bare, self._model_path, self._hf)
         self._distributed_optimizer = self._device.type == "cuda"
         self._model = DistributedDataParallel(
@@ -137,58 +140,44 @@ class PolicyWorker:
             ratio/max, logprob_error/mean and /max.
 
         Raises:
-            MissingColumnsError: a column that the objective reads was not written.
+            MissingColumnsError, DataPlaneError: the columns that the objective reads were not written, or cannot be read.
             FloatingPointError: the loss or a gradient is not finite; on every rank, and the weights stay as they were.
         """
-        fields = train_columns(self._config, objective)
-        micro_batches = batches.fetch(self._plane, plan, fields, self._device)
+        micro_batches = self._micro_batches(plan, train_columns(self._config, objective))
         self._model.zero_grad_buffer()
         self._optimizer.zero_grad()
         reports = self._forward_backward(micro_batches, lambda b, out: self._loss(plan, objective, b, out), forward_only=False)
-        totals, largest = self._reduce(reports)
+        totals, largest = reduce_reports(reports, self._device)
         self._optimizer.prepare_grads()  # step() does so again, which changes nothing: the norm is wanted before it
         grad_norm = float(self._optimizer.get_grad_norm())
         if not (math.isfinite(totals["loss"]) and math.isfinite(grad_norm)):
             raise FloatingPointError(f"train ({objective}): loss {totals['loss']}, gradient norm {grad_norm}; no update was made")
         self._scheduler.step(1)
         self._optimizer.step()
-        tokens = max(totals["tokens"], 1.0)
-        metrics = {
-            "loss": totals["loss"],
-            "entropy": totals["entropy"] / tokens,
-            "grad_norm": grad_norm,
-            "lr": float(self._optimizer.param_groups[0]["lr"]),
-            "response_tokens": totals["tokens"],
-        }
-        if objective == "grpo":
-            metrics |= {
-                "kl": totals["kl"] / tokens,
-                "clip_fraction": totals["clipped"] / tokens,
-                "ratio": totals["ratio"] / tokens,
-                "ratio/max": largest["ratio"],
-                "logprob_error/mean": totals["logprob_error"] / tokens,
-                "logprob_error/max": largest["logprob_error"],
-            }
-        return metrics
+        lr = float(self._optimizer.param_groups[0]["lr"])
+        return step_metrics(objective, totals, largest) | {"grad_norm": grad_norm, "lr": lr}
 
     @_on_device
     def warm_up(self, plan: ShardPlan, objective: Literal["sft", "grpo"]) -> None:
         """The passes of `train` over the plan's rows, without an update: weights, moments, schedule and random state stay."""
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
-            micro_batches = batches.fetch(self._plane, plan, train_columns(self._config, objective), self._device)
+            micro_batches = self._micro_batches(plan, train_columns(self._config, objective))
             self._model.zero_grad_buffer()
             reports = self._forward_backward(micro_batches, lambda b, out: self._loss(plan, objective, b, out), forward_only=False)
-            self._reduce(reports)
+            reduce_reports(reports, self._device)
             self._model.zero_grad_buffer()
 
     @_on_device
     def logprob(self, plan: ShardPlan, column: str, reference: bool = False) -> dict[str, float]:
         """Write the log-probabilities of the plan's response tokens as `column`: float32 [len], 0 elsewhere.
 
+        Idempotent: the same weights give the same values under the same keys, and a repeated call overwrites them.
+
         Raises:
-            MissingColumnsError: the token columns were not written. RuntimeError: `reference` without a snapshot.
+            MissingColumnsError, DataPlaneError: the token columns were not written, or the data plane failed.
+            RuntimeError: `reference` without a snapshot.
         """
-        micro_batches = batches.fetch(self._plane, plan, BASE, self._device)
+        micro_batches = self._micro_batches(plan, BASE)
         if reference:
             self._swap_reference()
         try:
@@ -200,8 +189,8 @@ class PolicyWorker:
             rows: dict[int, torch.Tensor] = {}
             for micro_batch, result in zip(micro_batches, results, strict=True):
                 masked = torch.where(micro_batch.token_mask, result["logprobs"], 0.0)
-                rows.update(batches.unpad(micro_batch, masked))
-            self._plane.put(plan.meta, {column: [rows[row] for row in range(len(plan.meta))]})
+                rows.update(micro_batch.unpad(masked))
+            self._plane.put(plan.meta, {column: [rows[row] for row in range(len(plan.meta))]}, overwrite=True)
         return {"response_tokens": float(plan.global_tokens)}
 
     @_on_device
@@ -237,6 +226,9 @@ class PolicyWorker:
 
     # ---- inside a step ----
 
+    def _micro_batches(self, plan: ShardPlan, fields: Sequence[str]) -> list[MicroBatch]:
+        return batches.build(self._reader.read(plan.meta, fields), plan, self._device)
+
     def _loss(self, plan: ShardPlan, objective: str, b: MicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, Report]:
         logprobs, entropies = output
         tokens = max(plan.global_tokens, 1)
@@ -271,15 +263,16 @@ class PolicyWorker:
 
         def forward_step(iterator: Any, model: Any) -> tuple[torch.Tensor, Any]:
             b = next(iterator)
-            output = model(input_ids=b.input_ids, position_ids=b.position_ids, attention_mask=None, output_processor=self._token_logprobs)
+            visible = packed_inputs(b.boundaries, b.input_ids.shape[1], thd=self._thd)
+            output = model(input_ids=b.input_ids, position_ids=b.position_ids, output_processor=self._token_logprobs, **visible)
             return output, functools.partial(after, b)
 
         def after(b: MicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Report]:
-            value, report = loss(b, output)
-            return value, b.token_mask.sum().int(), report
+            value, report = loss(b, b.per_sequence(output))
+            return value, b.token_mask.sum().int(), report  # Megatron adds the second, which is int, over micro-batches
 
         self._model.train(not forward_only)
-        size, length = micro_batches[0].input_ids.shape
+        size, length = micro_batches[0].input_ids.shape  # of all; where they differ, stages exchange shapes and ignore these
         with torch.set_grad_enabled(not forward_only):
             reports: list[Report] = get_forward_backward_func()(
                 forward_step_func=forward_step,
@@ -309,25 +302,8 @@ class PolicyWorker:
             token_logprobs(hidden_states, lambda part: output_layer(part, weight=output_weight)[0], input_ids, self._temperature, shard)
         )
 
-    def _reduce(self, reports: list[Report]) -> tuple[dict[str, float], dict[str, float]]:
-        """Sums and maxima over micro-batches and data-parallel ranks, on every rank."""
-        state = self._state
-        sums = torch.zeros(len(_SUMMED), dtype=torch.float64, device=self._device)
-        largest = torch.zeros(len(_LARGEST), dtype=torch.float64, device=self._device)
-        for report in reports:
-            sums += torch.stack([torch.as_tensor(report["sums"].get(name, 0.0), device=self._device).double() for name in _SUMMED])
-            found = torch.stack([torch.as_tensor(report["largest"].get(name, 0.0), device=self._device).double() for name in _LARGEST])
-            largest = torch.maximum(largest, found)
-        data = state.get_data_parallel_group(with_context_parallel=True)
-        torch.distributed.all_reduce(sums, group=data)
-        torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX, group=data)
-        if state.get_pipeline_model_parallel_world_size() > 1:
-            last, group = state.get_pipeline_model_parallel_last_rank(), state.get_pipeline_model_parallel_group()
-            torch.distributed.broadcast(sums, src=last, group=group)
-            torch.distributed.broadcast(largest, src=last, group=group)
-        return dict(zip(_SUMMED, sums.tolist(), strict=True)), dict(zip(_LARGEST, largest.tolist(), strict=True))
-
     def _writes_back(self) -> bool:
+        # One rank of a replica: the last stage has the values, and a data-plane client as good as the leader's.
         return bool(self._state.is_pipeline_last_stage()) and self._state.get_tensor_model_parallel_rank() == 0
 
     def _swap_reference(self) -> None:

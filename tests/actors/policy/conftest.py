@@ -37,6 +37,8 @@ GRPO = {
     "loss": {"kl_coef": 0.1, "clip_low": 0.02, "clip_high": 0.03},
     "recompute_logprobs": "always",
 }
+GRPO_STEPS = ("snapshot", "logprob", "reference", "grpo", "grpo", "grpo", "export")
+BATCHING = {mode: {"mode": mode, "tokens_per_micro_batch": 64} for mode in ("dynamic", "packed")}
 SFT = {"optimizer": OPTIMIZER | {"clip_grad": 0.0}, "batching": {"micro_batch_size": 3}}
 
 
@@ -65,7 +67,8 @@ def results(models: dict[str, Path]) -> Any:
 
     @cache
     def run(layout: str) -> dict[str, list[dict[str, Any]]]:
-        return run_layout(LAYOUTS[layout], [*_parity(models, layout), *_training(models), *_single(models, layout)])
+        jobs = [*_parity(models, layout), *_training(models), *_layouts(models, layout), *_single(models, layout)]
+        return run_layout(LAYOUTS[layout], jobs)
 
     return run
 
@@ -76,10 +79,18 @@ def _parity(models: dict[str, Path], layout: str) -> list[Job]:
 
 
 def _training(models: dict[str, Path]) -> list[Job]:
-    grpo = ("snapshot", "logprob", "reference", "grpo", "grpo", "grpo", "export")
     return [
-        Job("grpo", str(models["qwen3-tied"]), grpo, vocab=97, policy=GRPO),
+        Job("grpo", str(models["qwen3-tied"]), GRPO_STEPS, vocab=97, policy=GRPO),
         Job("sft", str(models["qwen2-untied"]), ("sft", "sft", "sft", "export"), vocab=97, policy=SFT),
+    ]
+
+
+def _layouts(models: dict[str, Path], layout: str) -> list[Job]:
+    if layout == "TP2xPP2":
+        return []
+    return [
+        Job(f"grpo-{mode}", str(models["qwen3-tied"]), GRPO_STEPS, vocab=97, policy=GRPO | {"batching": batching})
+        for mode, batching in BATCHING.items()
     ]
 
 
@@ -88,14 +99,20 @@ def _single(models: dict[str, Path], layout: str) -> list[Job]:
     llama, on_policy = str(models["llama-untied"]), {"optimizer": OPTIMIZER}
     if layout == "DP2":
         return [Job("poison", llama, ("poison", "export"), policy=on_policy)]
+    if layout == "PP2":
+        return [Job("independent", str(models["qwen3-tied"]), GRPO_STEPS, vocab=97, policy=GRPO | {"fetch": "independent"})]
     if layout == "TP2":
-        return [Job("vanish", llama, ("vanish", "sft"), policy=on_policy)]
+        return [
+            Job("independent", str(models["qwen3-tied"]), GRPO_STEPS, vocab=97, policy=GRPO | {"fetch": "independent"}),
+            Job("unreadable", llama, ("clear", "sft", "export"), policy=on_policy),
+            Job("vanish", llama, ("vanish", "sft"), policy=on_policy),  # the last: a rank ends
+        ]
     if layout != "TP1":
         return []
-    grpo = ("snapshot", "logprob", "reference", "grpo", "grpo", "grpo", "export")
     return [
-        Job("grpo-again", str(models["qwen3-tied"]), grpo, vocab=97, policy=GRPO),
-        Job("one-micro-batch", str(models["qwen3-tied"]), grpo, vocab=97, policy=GRPO | {"batching": {"micro_batch_size": 6}}),
+        Job("grpo-again", str(models["qwen3-tied"]), GRPO_STEPS, vocab=97, policy=GRPO),
+        Job("one-micro-batch", str(models["qwen3-tied"]), GRPO_STEPS, vocab=97, policy=GRPO | {"batching": {"micro_batch_size": 6}}),
+        Job("retried", llama, ("logprob", "logprob")),
         Job("missing", llama, ("grpo",), policy=on_policy | {"recompute_logprobs": "always"}),
         Job("moved", llama, ("snapshot", "grpo", "reference", "logprob", "export"), policy=on_policy),
         Job("reset", llama, ("sft", "sft", "reset", "sft", "sft", "sft", "sft", "sft"), policy={"optimizer": {"lr": 1e-3}}),

@@ -1,6 +1,6 @@
 """What each worker process of a layout runs: a list of jobs, every job on a fresh PolicyWorker. Results come back as files.
 
-parent ── spawn ──► rank 0 .. n-1 ── gloo ──► job 0, job 1, ...  (model, batch, actions) ──► {job}-{rank}.pt
+parent ── fork ──► rank 0 .. n-1 ── gloo ──► job 0, job 1, ...  (model, batch, actions) ──► {job}-{rank}.pt
 """
 
 import os
@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 
+from actors.data_plane.interface import DataPlaneError
 from actors.data_plane.memory import MemoryPlane
-from actors.data_plane.sharding import plan_batch
+from actors.data_plane.sharding import ShardPlan, plan_batch
 from actors.policy.device import PeerLostError
 from actors.policy.worker import PolicyWorker
 from configs.policy import OptimizerConfig, ParallelConfig, PolicyConfig
-from tests.actors.policy import tiny
+from tests.actors.policy import processes, tiny
+from tests.actors.policy.plans import plain_plan
 
 FIELDS = ("input_ids", "token_mask", "sample_mask", "generation_logprobs", "advantages", "policy_logprobs", "reference_logprobs")
 
@@ -39,8 +41,7 @@ class Job:
 def run_layout(parallel: ParallelConfig, jobs: Sequence[Job]) -> dict[str, list[dict[str, Any]]]:
     """Run the jobs in `parallel.world_size` processes. Returns, by job, each rank's results in order of rank."""
     with tempfile.TemporaryDirectory() as directory:
-        context = torch.multiprocessing.spawn(_rank, (parallel, list(jobs), directory), nprocs=parallel.world_size, join=True)
-        assert context is None
+        processes.run(_rank, (parallel, list(jobs), directory), parallel.world_size)
         return {
             job.name: [torch.load(Path(directory) / f"{job.name}-{rank}.pt", weights_only=False) for rank in range(parallel.world_size)]
             for job in jobs
@@ -66,7 +67,7 @@ def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[
     results: dict[str, Any] = {"setup": worker.setup(), "metrics": []}
     data_rank = rank // parallel.tensor % parallel.data
     for action in job.actions:
-        plan = plan_batch(meta, config.batching, data_parallel=parallel.data).shards[data_rank]
+        plan = _plans(meta, config)[data_rank]
         match action:
             case "logprob" | "reference":
                 column = {"logprob": "policy_logprobs", "reference": "reference_logprobs"}[action]
@@ -77,10 +78,13 @@ def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[
             case "sft" | "grpo" | "poison":
                 try:
                     results["metrics"].append(worker.train(plan, "sft" if action == "sft" else "grpo"))
-                except (FloatingPointError, ValueError, PeerLostError) as error:
+                except (FloatingPointError, ValueError, PeerLostError, DataPlaneError) as error:
                     results["error"] = repr(error)
             case "reset":
                 worker.reset_optimizer(OptimizerConfig(lr=5e-3, warmup_steps=3))
+            case "clear":
+                if rank == 0:
+                    plane.clear(meta)
             case "vanish":
                 if rank == 1:
                     torch.save(results, Path(directory) / f"{job.name}-{rank}.pt")
@@ -93,6 +97,12 @@ def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[
                 raise ValueError(action)
     worker.close()
     return results
+
+
+def _plans(meta: Any, config: PolicyConfig) -> Sequence[ShardPlan]:
+    if config.batching.mode == "padded":
+        return plan_batch(meta, config.batching, data_parallel=config.parallel.data).shards
+    return plain_plan(meta, config.batching.mode, data_parallel=config.parallel.data)
 
 
 def _share(plane: MemoryPlane, meta: Any, mine: Any, column: str, rank: int) -> tuple[Any, dict[str, torch.Tensor]]:

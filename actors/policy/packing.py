@@ -1,0 +1,55 @@
+"""Keeps the sequences of a packed row apart inside the model: a mask for Megatron's own attention, THD for Transformer Engine.
+
+boundaries 0 3 5 5 (T = 5)     mask   a . . . .        THD   cu_seqlens 0 3 5 5
+                                      a a . . .
+                                      a a a . .
+                                      . . . b .
+                                      . . . b b
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def takes_thd(model: torch.nn.Module) -> bool:
+    """Whether the model's attention takes packed sequences by their boundaries. Megatron's local attention refuses them."""
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
+
+    return not any(isinstance(module, DotProductAttention) for module in model.modules())
+
+
+def packed_inputs(boundaries: torch.Tensor | None, length: int, *, thd: bool) -> dict[str, Any]:
+    """The arguments of GPTModel's forward that say which tokens see each other. Shapes depend on S and T alone.
+
+    Rotary positions restart at each sequence with THD. With the mask they go on through the row, as Megatron's local rotary
+    embedding takes no position ids: scores depend on differences of positions only (RoPE, arXiv 2104.09864, eq. 16), and no
+    pair of positions of different sequences is scored. The THD path is exercised by tests/gpu.
+
+    Args:
+        boundaries: [S + 1] int32 (`MicroBatch.boundaries`); None: the rows are padded, and causality is all there is.
+        length: T, tokens of the row. thd: what `takes_thd` says of the model.
+
+    Returns:
+        attention_mask ([1, 1, T, T] bool, True hides the key; or None) and packed_seq_params (or None).
+    """
+    if boundaries is None:
+        return {"attention_mask": None, "packed_seq_params": None}
+    if thd:
+        from megatron.core.packed_seq_params import PackedSeqParams
+
+        # Slots, padding included, as if they were sequences: causality hides the padding, and every output is defined.
+        # T as the bound: the last slot holds the row's rest, and one bound per shape suits CUDA graphs.
+        params = PackedSeqParams(
+            qkv_format="thd", cu_seqlens_q=boundaries, cu_seqlens_kv=boundaries, max_seqlen_q=length, max_seqlen_kv=length
+        )
+        return {"attention_mask": None, "packed_seq_params": params}
+    return {"attention_mask": block_diagonal_mask(boundaries, length), "packed_seq_params": None}
+
+
+def block_diagonal_mask(boundaries: torch.Tensor, length: int) -> torch.Tensor:
+    """[1, 1, T, T] bool, True where query t may not see key s: s is later, or in another slot."""
+    slot = torch.bucketize(torch.arange(length, device=boundaries.device), boundaries[1:], right=True)
+    return ~(slot[:, None] == slot).tril()[None, None]

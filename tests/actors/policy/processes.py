@@ -1,0 +1,28 @@
+"""Worker processes for tests, forked from one server that has the imports behind it: torch and Megatron load once, not per process."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+# Importing them starts no thread and no process group: forks could not use either.
+_PRELOAD = [
+    "pytest",
+    "megatron.core.distributed",
+    "megatron.core.models.gpt",
+    "megatron.core.optimizer",
+    "megatron.core.pipeline_parallel",
+    "actors.policy.model",
+    "actors.policy.optimizer",
+    "actors.policy.weights",
+    "tests.actors.policy.program",
+]
+
+
+def run(function: Callable[..., None], arguments: tuple[Any, ...], count: int) -> None:
+    """`function(rank, *arguments)` in `count` processes. Raises what the first of them raised."""
+    multiprocessing.set_forkserver_preload(_PRELOAD)
+    torch.multiprocessing.start_processes(function, arguments, nprocs=count, join=True, start_method="forkserver")

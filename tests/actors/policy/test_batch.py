@@ -1,0 +1,185 @@
+"""From columns to micro-batches: what goes into the model and the loss, against the rows themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.data_plane.connect import DataPlaneAddress, connect
+from actors.data_plane.interface import DataPlane
+from actors.data_plane.memory import MemoryPlane
+from actors.data_plane.sharding import ShardPlan
+from actors.policy.batch import MicroBatch, build
+from actors.policy.fetch import ColumnReader
+from actors.policy.packing import block_diagonal_mask, packed_inputs
+from configs.policy import ParallelConfig, PolicyConfig
+from tests.actors.data_plane.conftest import start_queue  # noqa: F401  (the fixture)
+from tests.actors.policy import processes, tiny
+from tests.actors.policy.plans import MODES, plain_plan
+
+CPU = torch.device("cpu")
+VOCAB = 50
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[ShardPlan, dict[str, list[torch.Tensor]]]:
+    meta, columns = tiny.batch(draw(st.integers(0, 999)), VOCAB, rows=draw(st.integers(1, 7)))
+    mode, at_once, align = draw(st.sampled_from(MODES)), draw(st.integers(1, 4)), draw(st.sampled_from([1, 4, 8]))
+    (plan,) = plain_plan(meta, mode, at_once=at_once, align=align)
+    return plan, columns
+
+
+def where(plan: ShardPlan, number: int, i: int, length: int) -> tuple[int, slice]:
+    """The row of input_ids and the positions there of the micro-batch's i-th sequence."""
+    if not plan.packed:
+        return i, slice(0, length)
+    start = plan.micro_batches[number].starts[i]
+    return 0, slice(start, start + length)
+
+
+@given(cases())
+def test_every_token_is_where_the_plan_puts_it_and_the_rest_is_zero(case: tuple[ShardPlan, dict[str, list[torch.Tensor]]]) -> None:
+    plan, columns = case
+    for number, (part, batch) in enumerate(zip(plan.micro_batches, build(columns, plan, CPU), strict=True)):
+        assert batch.input_ids.shape == batch.position_ids.shape == part.shape
+        assert batch.token_mask.shape == batch.generation_logprobs.shape == (part.sequences, part.longest)  # type: ignore[union-attr]
+        assert batch.sample_mask.shape == batch.advantages.shape == (part.sequences,)  # type: ignore[union-attr]
+        assert batch.rows == part.rows
+        for i, row in enumerate(part.rows):
+            ids = columns["input_ids"][row]
+            line, span = where(plan, number, i, len(ids))
+            assert torch.equal(batch.input_ids[line, span], ids)
+            assert torch.equal(batch.position_ids[line, span], torch.arange(len(ids)))
+            batch.input_ids[line, span] = 0
+            for name in ("token_mask", "generation_logprobs"):
+                column = getattr(batch, name)
+                assert torch.equal(column[i, : len(ids)], columns[name][row])
+                column[i, : len(ids)] = 0
+            for name in ("sample_mask", "advantages"):
+                assert getattr(batch, name)[i] == columns[name][row]
+                getattr(batch, name)[i] = 0
+        for tensor in (batch.input_ids, batch.token_mask, batch.generation_logprobs, batch.sample_mask, batch.advantages):
+            assert tensor is not None
+            assert not tensor.any()
+
+
+@given(cases())
+def test_outputs_of_the_model_come_to_their_sequences(case: tuple[ShardPlan, dict[str, list[torch.Tensor]]]) -> None:
+    plan, columns = case
+    rows: dict[int, torch.Tensor] = {}
+    for number, batch in enumerate(build(columns, plan, CPU)):
+        size, length = batch.input_ids.shape
+        output = torch.rand(2, size, length) + 1
+        output[:, :, 0] = 0  # as token_logprobs has it
+        output.requires_grad_()
+        values = batch.per_sequence(output)
+        assert values.shape == (2, *batch.token_mask.shape)
+        counted = torch.where(batch.token_mask, values, 0.0)
+        counted.sum().backward()
+        expected = torch.zeros_like(output)
+        for i, (row, count) in enumerate(zip(batch.rows, batch.lengths, strict=True)):
+            line, span = where(plan, number, i, count)
+            assert torch.equal(values[:, i, 1:count], output[:, line, span][:, 1:])
+            assert not values[:, i, 0].any()  # a first token has no log-probability
+            if plan.packed:
+                assert not values[:, i, count:].any()
+            expected[:, line, span] = columns["token_mask"][row].float()  # (the prompt is at least two tokens)
+        assert torch.equal(output.grad[:, :, 1:], expected[:, :, 1:])  # type: ignore[index]
+        rows |= dict(batch.unpad(counted[0]))
+    assert sorted(rows) == list(range(len(plan.meta)))
+    for row, values in rows.items():
+        assert torch.equal(values != 0, columns["token_mask"][row])
+
+
+@given(st.lists(st.integers(1, 6), max_size=5), st.integers(0, 4), st.integers(0, 2))
+def test_a_packed_token_sees_itself_and_what_precedes_it_in_its_slot(slots: list[int], rest: int, spare: int) -> None:
+    total = sum(slots) + rest + (not slots)
+    starts = [sum(slots[:i]) for i in range(len(slots))] or [0]
+    boundaries = torch.tensor(starts + [total] * (1 + spare), dtype=torch.int32)
+    hidden = block_diagonal_mask(boundaries, total)
+    assert hidden.shape == (1, 1, total, total)
+    for query in range(total):
+        start = max(s for s in starts if s <= query)
+        assert hidden[0, 0, query].logical_not().nonzero()[:, 0].tolist() == list(range(start, query + 1))
+
+
+def test_slots_without_sequences_are_empty_and_the_last_one_takes_the_rest() -> None:
+    meta, columns = tiny.batch(0, VOCAB, rows=3)
+    (plan,) = plain_plan(meta, "packed", at_once=2, align=4)
+    total = plan.micro_batches[0].shape[1]
+    batches = build(columns, plan, CPU)
+    starts = plan.micro_batches[0].starts
+    assert [batch.boundaries.tolist() for batch in batches] == [[0, starts[1], total], [0, total, total, total], [0, total, total, total]]  # type: ignore[union-attr]
+    assert packed_inputs(None, total, thd=False)["attention_mask"] is None
+
+
+def save_thd_inputs(rank: int, boundaries: torch.Tensor, length: int, path: Path) -> None:
+    inputs = packed_inputs(boundaries, length, thd=True)
+    torch.save(inputs | {"packed_seq_params": vars(inputs["packed_seq_params"])}, path)
+
+
+@pytest.mark.slow
+def test_transformer_engine_gets_the_same_boundaries(tmp_path: Path) -> None:
+    boundaries = torch.tensor([0, 3, 8, 8], dtype=torch.int32)
+    processes.run(save_thd_inputs, (boundaries, 8, tmp_path / "inputs.pt"), 1)  # there Megatron is imported already
+    inputs = torch.load(tmp_path / "inputs.pt")
+    assert inputs["attention_mask"] is None
+    params = inputs["packed_seq_params"]
+    assert (params["qkv_format"], params["max_seqlen_q"], params["max_seqlen_kv"]) == ("thd", 8, 8)
+    assert torch.equal(params["cu_seqlens_q"], boundaries)
+    assert torch.equal(params["cu_seqlens_kv"], boundaries)
+
+
+@pytest.mark.parametrize(("mode", "message"), [("padded", "promised at most 16"), ("packed", "the plan gave it 12")])
+def test_rows_longer_than_planned_are_refused(mode: str, message: str) -> None:
+    meta, columns = tiny.batch(0, VOCAB, rows=2)
+    meta = meta.model_copy(update={"sequence_lengths": (9, 16)})
+    (plan,) = plain_plan(meta, mode)
+    columns["input_ids"][0] = torch.ones(17, dtype=torch.int64)
+    with pytest.raises(ValueError, match=f"17 tokens, but .*{message}"):
+        build(columns, plan, CPU)
+
+
+def worker_batches(plane: DataPlane, partition: str, mode: str, data_parallel: int) -> list[list[MicroBatch]]:
+    """What each data-parallel worker trains on."""
+    meta, columns = tiny.batch(3, VOCAB, rows=8)
+    meta = meta.model_copy(update={"partition_id": partition})
+    plane.register_partition(partition, fields=list(columns))
+    meta = plane.put(meta, columns)
+    config = PolicyConfig(parallel=ParallelConfig(data=data_parallel))
+    plans = plain_plan(meta, mode, data_parallel=data_parallel)
+    return [build(ColumnReader(plane, config, rank, CPU).read(plan.meta, list(columns)), plan, CPU) for rank, plan in enumerate(plans)]
+
+
+def assert_same_bytes(one: MicroBatch, other: MicroBatch) -> None:
+    for field in fields(MicroBatch):
+        a, b = getattr(one, field.name), getattr(other, field.name)
+        if isinstance(a, torch.Tensor):
+            assert (a.dtype, a.shape) == (b.dtype, b.shape), field.name
+            assert a.contiguous().numpy().tobytes() == b.contiguous().numpy().tobytes(), field.name
+        else:
+            assert a == b, field.name
+
+
+@pytest.fixture(scope="module")
+def queue(start_queue: Callable[[str, int], DataPlaneAddress]) -> DataPlane:  # noqa: F811
+    return connect(start_queue("test-policy-batch", 2), timeout_s=60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("data_parallel", [1, 2, 4])
+@pytest.mark.parametrize("mode", MODES)
+def test_workers_train_on_the_same_bytes_from_queue_and_twin(queue: DataPlane, mode: str, data_parallel: int) -> None:
+    partition = f"{mode}-{data_parallel}"
+    theirs = worker_batches(MemoryPlane(), partition, mode, data_parallel)
+    ours = worker_batches(queue, partition, mode, data_parallel)
+    assert len(ours) == len(theirs) == data_parallel
+    for mine, other in zip(ours, theirs, strict=True):
+        for a, b in zip(mine, other, strict=True):
+            assert_same_bytes(a, b)
