@@ -5,7 +5,7 @@ REQUIREMENTS := requirements/cpu.txt
 RECIPE ?= arithmetic-cpu
 ARGS ?=
 
-.PHONY: run test check setup lock clean
+.PHONY: run test check setup lock clean gpu-check
 .DEFAULT_GOAL := run
 
 run: setup  ## the main job: GRPO on this machine's CPU (RECIPE=name, ARGS="steps=20 ...")
@@ -13,6 +13,9 @@ run: setup  ## the main job: GRPO on this machine's CPU (RECIPE=name, ARGS="step
 
 test: setup  ## the whole suite
 	@$(PY) -m pytest $(ARGS)
+
+gpu-check:  ## on a machine with a GPU and the `gpu` extra (PY=python3 when it is installed elsewhere)
+	@$(PY) -m pytest -p no:cacheprovider tests/gpu $(ARGS)
 
 check: setup  ## format, lint, types, import contracts
 	@.venv/bin/ruff format --check .

@@ -4,14 +4,17 @@
                               └── plan_batch: metadata only                  └── columns: get/put ──► data plane
 
 Stages go through the executor (a compiled graph or plain actor calls); start-up, export and optimizer resets are ordinary
-actor calls. The actor runs one call at a time, so they never overlap on a worker.
+actor calls. The group runs one of them at a time, so they never overlap on a worker.
 """
 
 from __future__ import annotations
 
+import functools
 import socket
+import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Concatenate
 
 import ray
 
@@ -25,6 +28,17 @@ from actors.policy.warm_up import warm_up
 from actors.policy.worker_actor import Objective, PolicyWorkerActor
 from actors.waiting import wait_all
 from configs.policy import OptimizerConfig, PolicyConfig
+
+
+def _one_at_a_time[**P, R](method: Callable[Concatenate[PolicyGroup, P], R]) -> Callable[Concatenate[PolicyGroup, P], R]:
+    """A worker can do one thing at a time, however many threads the group's actor has."""
+
+    @functools.wraps(method)
+    def call(self: PolicyGroup, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return call
 
 
 class PolicyGroup:
@@ -44,6 +58,7 @@ class PolicyGroup:
     ) -> None:
         self._config, self._namespace, self._address = config, namespace, address
         self._version, self._model_path, self._timeout_s, self._longest = 0, model_path, timeout_s, longest
+        self._lock = threading.RLock()
         init_method = f"tcp://127.0.0.1:{_free_port()}"
         remote = ray.remote(PolicyWorkerActor)
         self._workers = [
@@ -53,6 +68,7 @@ class PolicyGroup:
             for rank in range(config.parallel.world_size)
         ]
 
+    @_one_at_a_time
     def ready(self) -> str:
         """Build the model on every worker, compile the graph, and warm up. A line for the log."""
         info = self._on_all("setup")[0]
@@ -72,6 +88,7 @@ class PolicyGroup:
             f"warm-up: {seconds}"
         )
 
+    @_one_at_a_time
     def train(self, meta: KVBatchMeta, objective: Objective) -> dict[str, float]:
         """`updates_per_step` optimizer steps (one for sft) over the batch. Returns means over them (maxima of `/max`), tokens, FLOP rate.
 
@@ -101,20 +118,24 @@ class PolicyGroup:
         }
         return metrics
 
+    @_one_at_a_time
     def logprob(self, meta: KVBatchMeta, column: str, reference: bool = False) -> dict[str, float]:
         """Write the log-probabilities of the current (or reference) weights as `column`. Returns timings."""
         started = time.monotonic()
         self._over_replicas("logprob_step", meta, column, reference)
         return {"logprob_s": time.monotonic() - started}
 
+    @_one_at_a_time
     def snapshot_reference(self) -> None:
         """Make the current weights the reference policy."""
         self._on_all("snapshot_reference")
 
+    @_one_at_a_time
     def reset_optimizer(self, optimizer: OptimizerConfig) -> None:
         """Fresh moments and schedule."""
         self._on_all("reset_optimizer", optimizer)
 
+    @_one_at_a_time
     def refit(self, engines: list[str]) -> dict[str, float]:
         """Give the current weights to the engines. Returns the weight version, seconds and bytes.
 
@@ -137,6 +158,7 @@ class PolicyGroup:
             "bytes": float(max(taken.values())),
         }
 
+    @_one_at_a_time
     def save_hf(self, path: str) -> None:
         """Write the weights as a Hugging Face directory."""
         self._on_all("save_hf", path)

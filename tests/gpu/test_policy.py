@@ -18,6 +18,11 @@ from tests.actors.policy import reference, tiny
 
 pytestmark = pytest.mark.gpu
 KINDS = [("llama", False), ("qwen2", True), ("qwen3", True)]
+BATCHING: list[dict[str, Any]] = [
+    {"mode": "padded", "micro_batch_size": 4},
+    {"mode": "dynamic", "tokens_per_micro_batch": 48},
+    {"mode": "packed", "tokens_per_micro_batch": 48},
+]
 FIELDS = ("input_ids", "token_mask", "sample_mask", "generation_logprobs", "advantages", "policy_logprobs")
 
 
@@ -42,10 +47,11 @@ def loaded(vocab: int = 96) -> tuple[MemoryPlane, Any, dict[str, list[torch.Tens
 
 @pytest.mark.parametrize(("kind", "tied"), KINDS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_logprobs_equal_transformers(kind: str, tied: bool, dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("batching", BATCHING, ids=lambda options: options["mode"])
+def test_logprobs_equal_transformers(kind: str, tied: bool, dtype: str, batching: dict[str, Any], tmp_path: Path) -> None:
     model = tiny.write_model(tmp_path / "model", kind, tied=tied)
     plane, meta, columns = loaded()
-    config = PolicyConfig(device="cuda", dtype=dtype)
+    config = PolicyConfig(device="cuda", dtype=dtype, batching=batching)
     with worker(config, model, plane, tmp_path) as policy:
         plan = plan_batch(meta, config.batching, data_parallel=1).shards[0]
         policy.logprob(plan, "policy_logprobs")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from actors.policy.batch import MicroBatch, build
 from actors.policy.fetch import ColumnReader
 from actors.policy.packing import block_diagonal_mask, packed_inputs
 from configs.policy import ParallelConfig, PolicyConfig
-from tests.actors.data_plane.conftest import start_queue  # noqa: F401  (the fixture)
 from tests.actors.policy import processes, tiny
 from tests.actors.policy.plans import MODES, plain_plan
 
@@ -168,8 +166,8 @@ def assert_same_bytes(one: MicroBatch, other: MicroBatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def queue(start_queue: Callable[[str, int], DataPlaneAddress]) -> DataPlane:  # noqa: F811
-    return connect(start_queue("test-policy-batch", 2), timeout_s=60)
+def queue(address: DataPlaneAddress) -> DataPlane:
+    return connect(address, timeout_s=60)
 
 
 @pytest.mark.slow

@@ -1,0 +1,190 @@
+"""The compiled graph changes nothing but the time: the same weights and metrics as plain actor calls, on the same workers."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+
+from actors.data_plane.connect import DataPlaneAddress, connect
+from actors.policy import device as devices
+from actors.policy.executors import CompiledExecutor, PlainExecutor
+from actors.policy.group import PolicyGroup
+from actors.policy.worker_actor import OverlapError
+from actors.waiting import ActorGoneError, cause
+from configs.compiled_graph import CompiledGraphConfig
+from configs.policy import ParallelConfig, PolicyConfig
+from tests.actors.policy import tiny
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_session")]
+LAYOUTS = {
+    "DP1": ParallelConfig(),
+    "DP2": ParallelConfig(data=2),
+    "TP2": ParallelConfig(tensor=2),
+    "PP2": ParallelConfig(pipeline=2),
+    "DP2xTP2": ParallelConfig(data=2, tensor=2),
+}
+FIELDS = ("input_ids", "token_mask", "sample_mask", "generation_logprobs", "advantages", "policy_logprobs", "reference_logprobs")
+
+
+def _swap_reference(actor: Any) -> None:
+    worker = actor._worker
+    with devices.runtime(worker._device):
+        worker._swap_reference()
+
+
+def _resources(_: Any = None) -> dict[str, int]:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    shared = sum("/dev/shm" in line for line in Path("/proc/self/maps").read_text().splitlines())
+    return {"files": len(os.listdir("/proc/self/fd")), "shared": shared, "resident": pages}
+
+
+class Group(PolicyGroup):
+    """A group whose executor can be exchanged, and whose weights can go back to where they began."""
+
+    def begin(self, kind: str) -> None:
+        """Initial weights, fresh optimizer, and the given way to call."""
+        self._executor.close()
+        replicas = self._executor._replicas
+        if kind == "plain":
+            self._executor = PlainExecutor(replicas, 60.0)
+        else:
+            self._executor = CompiledExecutor(replicas, 60.0, CompiledGraphConfig())
+        self._on_workers(_swap_reference)
+        self._on_all("snapshot_reference")
+        self._on_all("reset_optimizer", self._config.optimizer)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Rank 0's export."""
+        exported: dict[str, torch.Tensor] = self._on_all("export_weights")[0]
+        return exported
+
+    def resources(self) -> list[dict[str, int]]:
+        """Open files, shared mappings and resident pages of this process and of every worker."""
+        return [_resources(), *self._on_workers(_resources)]
+
+    def _on_workers(self, function: Callable[[Any], Any]) -> list[Any]:
+        found: list[Any] = ray.get([worker.__ray_call__.remote(function) for worker in self._workers], timeout=60)
+        return found
+
+
+class Engine:
+    """Takes the weights of a refit and forgets them."""
+
+    def update_weights(self, weights: dict[str, torch.Tensor], version: int) -> int:
+        return sum(tensor.nbytes for tensor in weights.values())
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_model(tmp_path_factory.mktemp("compiled") / "model", "qwen3", tied=True)
+
+
+@pytest.fixture(scope="module")
+def batch(address: DataPlaneAddress) -> Any:
+    plane = connect(address, timeout_s=30)
+    plane.register_partition("compiled", fields=FIELDS)
+    meta, columns = tiny.batch(5, 96)
+    columns["policy_logprobs"] = columns["reference_logprobs"] = columns["generation_logprobs"]
+    return plane.put(meta.model_copy(update={"partition_id": "compiled"}), columns)
+
+
+@pytest.fixture(scope="module")
+def group_of(address: DataPlaneAddress, model: Path) -> Iterator[Callable[[str], Any]]:
+    """The group of a layout: one for all tests, because starting Megatron takes longer than training."""
+    groups: dict[str, Any] = {}
+
+    def find(layout: str) -> Any:
+        if layout not in groups:
+            config = PolicyConfig(
+                parallel=LAYOUTS[layout],
+                device="cpu",
+                timeout_s=60,
+                batching={"micro_batch_size": 2},
+                recompute_logprobs="always",
+                loss={"kl_coef": 0.1},
+            )
+            single = {"num_cpus": 0, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}
+            # Eight threads, against its nature, for the test that tries to make calls overlap.
+            actor = ray.remote(num_cpus=0, max_concurrency=8)(Group)
+            group = actor.remote(config, str(model), f"compiled-{layout}", address, 30.0, 0, 0.8, single, 32)
+            assert "compiled graph over" in ray.get(group.ready.remote(), timeout=240)
+            ray.get(group.snapshot_reference.remote(), timeout=60)
+            groups[layout] = group
+        return groups[layout]
+
+    yield find
+    for group in groups.values():
+        ray.kill(group)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_five_steps_are_bit_equal_on_both_paths(group_of: Callable[[str], Any], batch: Any, layout: str) -> None:
+    group = group_of(layout)
+    before = ray.get(group.weights.remote(), timeout=60)
+    found = {}
+    for kind in ("plain", "compiled"):
+        ray.get(group.begin.remote(kind), timeout=60)
+        assert all(torch.equal(before[name], tensor) for name, tensor in ray.get(group.weights.remote(), timeout=60).items())
+        history = [ray.get(group.train.remote(batch, objective), timeout=60) for objective in ("sft",) * 5 + ("grpo",) * 5]
+        assert {metrics["compiled_graph_active"] for metrics in history} == {float(kind == "compiled")}
+        found[kind] = ray.get(group.weights.remote(), timeout=60), [{n: m[n] for n in ("loss", "grad_norm")} for m in history]
+    assert found["plain"][1] == found["compiled"][1]
+    assert all(torch.equal(found["plain"][0][name], tensor) for name, tensor in found["compiled"][0].items())
+    assert not all(torch.equal(before[name], tensor) for name, tensor in found["compiled"][0].items())
+
+
+def test_a_hundred_steps_with_checkpoints_and_refits_leave_nothing_open(group_of: Callable[[str], Any], batch: Any, tmp_path: Path) -> None:
+    group = group_of("DP1")
+    engine = ray.remote(num_cpus=0)(Engine).options(name="engine", namespace="compiled-DP1").remote()
+
+    def steps(count: int) -> None:
+        for number in range(count):
+            ray.get(group.train.remote(batch, "grpo"), timeout=60)
+            if number % 10 == 0:
+                ray.get(group.save_hf.remote(str(tmp_path / "hf")), timeout=60)
+                ray.get(group.refit.remote(["engine"]), timeout=60)
+
+    steps(20)
+    before = ray.get(group.resources.remote(), timeout=60)
+    steps(100)
+    after = ray.get(group.resources.remote(), timeout=60)
+    for old, new in zip(before, after, strict=True):
+        assert new["resident"] <= old["resident"] * 1.05, (old, new)
+        assert new["files"] <= old["files"] * 1.05, (old, new)
+        assert new["shared"] <= old["shared"] * 1.05, (old, new)
+    ray.kill(engine)
+
+
+def test_calls_from_several_threads_never_overlap_on_a_worker(group_of: Callable[[str], Any], batch: Any) -> None:
+    """A worker refuses a second call while one runs, so an overlap would be an OverlapError."""
+    group = group_of("DP2")
+    calls = [group.train.remote(batch, "grpo") for _ in range(6)] + [group.snapshot_reference.remote() for _ in range(6)]
+    for call in calls:
+        try:
+            ray.get(call, timeout=120)
+        except ray.exceptions.RayTaskError as error:
+            pytest.fail(f"{OverlapError.__name__}: {cause(error)}")
+
+
+def test_a_worker_killed_in_a_step_is_named_within_30_s(group_of: Callable[[str], Any], batch: Any) -> None:
+    """Last in this module: the group is broken afterwards. The plain path: test_executors.py and e2e/test_actors.py."""
+    group = group_of("DP2")
+    ray.get(group.begin.remote("compiled"), timeout=60)
+    calls = [group.train.remote(batch, "grpo") for _ in range(50)]
+    ray.get(calls[0], timeout=60)
+    ray.kill(ray.get_actor("policy-worker-1", namespace="compiled-DP2"))
+    started = time.monotonic()
+    with pytest.raises(ray.exceptions.RayTaskError) as caught:
+        ray.get(calls, timeout=60)
+    error = cause(caught.value)
+    assert isinstance(error, ActorGoneError | devices.PeerLostError)
+    assert "policy-worker-1" in str(error) or "lost contact" in str(error)
+    assert time.monotonic() - started < 30
+    ray.get(ray.get_actor("policy-worker-0", namespace="compiled-DP2").ping.remote(), timeout=10)
