@@ -4,7 +4,8 @@
                                     └─ CompiledExecutor ──► n workers
 
 No-op workers return at once, so the call is all there is. Tiny-model workers run a real Megatron train step on a small batch that
-each holds in memory. n workers are one replica (tensor parallel for the tiny model); "2 replicas" is data parallelism.
+each holds in memory, on the CPU (not on a machine with a GPU: the workers would share it). n workers are one replica (tensor
+parallel for the tiny model); "2 replicas" is data parallelism.
 `value` is the smaller of the no-op ratios (plain median / compiled median) at 1 and 2 workers.
 
     .venv/bin/python -m benchmarks.compiled_step [--calls 400] [--no-model]
@@ -122,7 +123,7 @@ def main() -> None:
     ray.init(address="local", num_cpus=32, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
     detail: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as directory:
-        tiny = {} if options.no_model else start_models(Path(directory))
+        tiny = {} if options.no_model or torch.cuda.is_available() else start_models(Path(directory))
         no_op = ray.remote(num_cpus=0)(NoOpWorker)
         for name, replicas, ranks in (("1", 1, 1), ("2", 1, 2), ("4", 1, 4), ("2 replicas", 2, 1)):
             workers = [[no_op.remote() for _ in range(ranks)] for _ in range(replicas)]

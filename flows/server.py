@@ -43,6 +43,7 @@ def prefect_server() -> Iterator[str]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         stdin=subprocess.DEVNULL,
+        env=settings.child_environment(PREFECT_UI_API_URL=f"{url}/api"),  # else the page asks port 4200, whoever is there
         start_new_session=True,  # Ctrl-C reaches the run first; the server outlives it to hear the end
         preexec_fn=_end_with_parent,
     )
