@@ -43,9 +43,9 @@ SAMPLES, LENGTH = 8, 16
 class NoOpWorker:
     """Returns what a worker would, without the work."""
 
-    def execute(self, request: Request) -> dict[str, float]:
+    def execute(self, packed: bytes) -> bytes:
         """Return at once."""
-        return {"loss": 0.0}
+        return Request.answer(packed, lambda _: {"loss": 0.0})
 
     def ping(self) -> None:
         """Return at once."""
@@ -70,9 +70,9 @@ class TinyWorker:
         """Join the others and build the model."""
         return self._worker.setup()
 
-    def execute(self, request: Request) -> dict[str, float]:
+    def execute(self, packed: bytes) -> bytes:
         """One train step."""
-        return self._worker.train(*request.arguments)
+        return Request.answer(packed, lambda request: self._worker.train(*request.arguments))
 
     def ping(self) -> None:
         """Return at once."""

@@ -52,12 +52,15 @@ class PolicyWorkerActor:
     def ping(self) -> None:
         """Return at once: the actor lives."""
 
-    def execute(self, request: Request) -> Any:
-        """Run a stage's method.
+    def execute(self, packed: bytes) -> bytes:
+        """Run a stage's method: a packed `Request` comes in, its packed result goes out.
 
         Raises:
             MalformedRequestError, OverlapError, or what the method raises.
         """
+        return Request.answer(packed, self._run)
+
+    def _run(self, request: Request) -> Any:
         wanted = _STAGES.get(request.method)
         if wanted is None:
             raise MalformedRequestError(f"wanted one of {', '.join(_STAGES)}, got {request.method!r}")
