@@ -21,7 +21,7 @@ One caller at a time: `replay_actor` holds a lock around every call.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from actors.data_plane.meta import KVBatchMeta, mint_key
@@ -38,6 +38,10 @@ class UnknownGroupError(ReplayError):
 
 class GroupStateError(ReplayError):
     """A change that the group's state does not allow, or rows that are not the reserved ones."""
+
+
+class SamplerError(ReplayError):
+    """A sampler chose a group that it must not; the message names the class and the group."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +107,10 @@ class ReplayBuffer:
         """A slot for the `rows` responses to prompt `uid`, with the keys to write them under; or why there is none at present.
 
         Raises:
-            GroupStateError: the buffer holds a group of this uid.
+            GroupStateError: the buffer holds a group of this uid. ValueError: no rows.
         """
+        if rows < 1:
+            raise ValueError(f"group {uid!r}: {rows} rows")
         if uid in self._groups:
             raise GroupStateError(f"group {uid!r} is {self._groups[uid].state}: a prompt's uid is free again when its group is gone")
         admission = self._admit()
@@ -138,9 +144,9 @@ class ReplayBuffer:
             group, state="committed", start_version=start_version, end_version=end_version,
             meta=meta, commit_number=self._counts["committed"], since=self._clock(),
         )  # fmt: skip
-        late = self._sampler.evict(self._state({uid: stored}))
+        late = self._late(self._state({uid: stored}))
         if uid in late:
-            self._remove({uid: f"evicted/{late[uid]}"})
+            self._remove({uid: late[uid]})
             return False
         self._groups[uid] = stored
         self._counts["committed"] += 1
@@ -178,7 +184,7 @@ class ReplayBuffer:
         """
         if not 1 <= count <= self._capacity:
             raise ValueError(f"claim of {count} groups: the buffer holds 1 to {self._capacity}")
-        chosen = self._sampler.select(self._state(), count)
+        chosen = self._select(count)
         if len(chosen) < count:
             return None
         metas, ages = [], []
@@ -200,8 +206,8 @@ class ReplayBuffer:
         back = {
             uid: replace(self._in(uid, "release", "claimed"), state="committed", claimed_version=None, since=self._clock()) for uid in uids
         }
-        late = {uid: reason for uid, reason in self._sampler.evict(self._state(back)).items() if uid in back}
-        self._remove({uid: f"evicted/{reason}" for uid, reason in late.items()})
+        late = {uid: how for uid, how in self._late(self._state(back)).items() if uid in back}
+        self._remove(late)
         self._groups |= {uid: group for uid, group in back.items() if uid not in late}
         self._counts["released"] += len(back) - len(late)
         return tuple(late)
@@ -235,7 +241,7 @@ class ReplayBuffer:
         """
         if version < self._version:
             raise ValueError(f"weight version {version} after {self._version}: versions only grow")
-        late = {uid: f"evicted/{why}" for uid, why in self._sampler.evict(BufferState(version, self._groups, 0)).items()}
+        late = self._late(BufferState(version, self._groups, 0))
         self._remove({uid: how for uid, how in late.items() if self._groups[uid].state == "committed"})
         for uid in late.keys() & self._groups.keys():
             self._groups[uid] = replace(self._groups[uid], state="cancelled", evicted=late[uid], since=self._clock())
@@ -261,7 +267,7 @@ class ReplayBuffer:
     def waiting_for(self, count: int) -> str:
         """Why `claim(count)` finds too little, in one line."""
         state, now = self._state(), self._clock()
-        ready, flying = len(self._sampler.select(state, count)), state.having("in_flight")
+        ready, flying = len(self._select(count)), state.having("in_flight")
         parts = [f"{ready} of {count} groups ready for weight version {self._version}"]
         if flying:
             oldest = min(flying, key=lambda group: group.since)
@@ -310,6 +316,29 @@ class ReplayBuffer:
         if group.state not in states:
             raise GroupStateError(f"{what}: group {uid!r} is {group.state}, not {' or '.join(states)}")
         return group
+
+    def _select(self, count: int) -> Sequence[Group]:
+        chosen = self._sampler.select(self._state(), count)
+        self._trust("select", [group.uid for group in chosen], "committed")
+        if len(chosen) > count:
+            raise SamplerError(f"{type(self._sampler).__name__}.select: {len(chosen)} groups, {count} were asked for")
+        return chosen
+
+    def _late(self, state: BufferState) -> dict[str, str]:
+        """How the groups that must not be trained end, by uid."""
+        reasons = self._sampler.evict(state)
+        self._trust("evict", reasons, "in_flight", "committed", groups=state.groups)
+        return {uid: f"evicted/{reason}" for uid, reason in reasons.items()}
+
+    def _trust(self, what: str, uids: Collection[str], *states: GroupState, groups: Mapping[str, Group] | None = None) -> None:
+        # A sampler may be the user's own; what it may not do is have a group trained twice, or taken from the trainer.
+        known = self._groups if groups is None else groups
+        for uid in uids:
+            if uid not in known or known[uid].state not in states:
+                found = known[uid].state if uid in known else "not in the buffer"
+                raise SamplerError(f"{type(self._sampler).__name__}.{what}: group {uid!r} is {found}, not {' or '.join(states)}")
+        if len(set(uids)) < len(uids):
+            raise SamplerError(f"{type(self._sampler).__name__}.{what}: a group occurs twice in {list(uids)}")
 
     def _remove(self, ends: Mapping[str, str]) -> None:
         """Clear the groups' keys, then forget the groups and count how each ended."""
