@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,11 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from actors.data_plane.meta import KVBatchMeta
-from actors.rollout.replay import Claim, GroupStateError, ReplayBuffer, Reservation, SamplerError, UnknownGroupError
-from actors.rollout.staleness import Admission, BufferState, Group, Refusal, build
+from actors.rollout.replay import Claim, ReplayBuffer, Reservation, UnknownGroupError
+from actors.rollout.staleness import Refusal, build
 from configs.staleness import SAMPLERS, AsyncConfig
 
 ROWS = 2
+RARELY = st.sampled_from([1, 2, 3, 0])
 
 
 class PlaneDownError(Exception):
@@ -63,6 +65,7 @@ class Machine(RuleBasedStateMachine):
         )
         self.known: dict[str, Known] = {}
         self.commits = 0
+        self.trained_now: Counter[int | None] = Counter()  # by stamp; claimed at this version and trained
         self.minted: list[str] = []
         self.count = 0
         self.ends = dict.fromkeys(("admitted", "trained", "failed", "dropped", "evicted"), 0)
@@ -101,32 +104,49 @@ class Machine(RuleBasedStateMachine):
 
     # ---- the writer ----
 
-    @rule()
+    @rule(times=st.integers(1, 8))
+    def reserve_some(self, times: int) -> None:
+        for _ in range(times):
+            self.reserve()
+
+    def room(self) -> bool:
+        """Whether one more group may begin, by the table in `staleness`."""
+        held = len(self.having("in_flight", "committed", "cancelled", "claimed"))
+        if held >= self.capacity or len(self.having("in_flight", "cancelled")) >= self.in_flight:
+            return False
+        if self.sampler == "windowed":
+            return True
+        if self.sampler == "in_order":
+            stamps = Counter(group.target for group in self.known.values() if group.state != "cancelled") + self.trained_now
+            return any(stamps[version] < self.step for version in range(self.version, self.version + self.age + 1))
+        claimed = sum(self.known[uid].claimed == self.version for uid in self.having("claimed"))
+        return len(self.having("in_flight", "committed")) + claimed + self.trained_now.total() < self.step * (self.age + 1)
+
     def reserve(self) -> None:
-        uid = f"{self.count}"
+        uid, room = f"{self.count}", self.room()
         given = self.buffer.reserve(uid, ROWS)
-        flying = len(self.having("in_flight", "cancelled"))
+        assert isinstance(given, Reservation) == room
         if isinstance(given, Refusal):
-            assert given.reason
+            assert given.reason in self.buffer.waiting_for(1)
             return
-        assert flying < self.in_flight
         assert len(given.keys) == ROWS
         assert given.version == self.version
         self.count += 1
         self.ends["admitted"] += 1
         self.minted += given.keys
         self.known[uid] = Known(given.keys, "in_flight", self.version, given.target_version)
-        if self.sampler in ("ready_first", "weight_fifo"):
-            taken = self.having("in_flight", "committed") + [u for u in self.having("claimed") if self.known[u].claimed == self.version]
-            assert len(taken) <= self.step * (self.age + 1)
         if self.sampler == "in_order":
+            assert given.target_version is not None
             assert self.version <= given.target_version <= self.version + self.age
             assert sum(g.target == given.target_version and g.state != "cancelled" for g in self.known.values()) <= self.step
 
     @precondition(lambda self: self.having("in_flight", "cancelled"))
     @rule(data=st.data(), late=st.integers(-1, 4))
     def commit(self, data: st.DataObject, late: int) -> None:
-        (uid, *_) = self.some(data, "in_flight", "cancelled")
+        for uid in self.some(data, "in_flight", "cancelled"):
+            self.commit_one(uid, late)
+
+    def commit_one(self, uid: str, late: int) -> None:
         group = self.known[uid]
         group.start = min(group.admitted + late, self.version + 1)
         self.rows |= set(group.keys)
@@ -144,6 +164,12 @@ class Machine(RuleBasedStateMachine):
         else:
             self.end(uid, "evicted")
 
+    @precondition(lambda self: self.having("in_flight"))
+    @rule(late=st.integers(-1, 2))
+    def finish_all(self, late: int) -> None:
+        for uid in self.having("in_flight"):
+            self.commit_one(uid, late)
+
     @precondition(lambda self: self.having("in_flight", "cancelled"))
     @rule(data=st.data(), written=st.integers(0, ROWS))
     def fail(self, data: st.DataObject, written: int) -> None:
@@ -152,7 +178,11 @@ class Machine(RuleBasedStateMachine):
         if self.attempt(lambda: self.buffer.fail(uid, "engine died")):
             self.end(uid, "failed" if self.known[uid].state == "in_flight" else "evicted")
 
-    @rule()
+    @rule(dice=RARELY)
+    def lose_the_writer(self, dice: int) -> None:
+        if dice == 0:
+            self.abandon()
+
     def abandon(self) -> None:
         for uid in self.having("in_flight", "cancelled"):
             self.rows.add(self.known[uid].keys[0])
@@ -163,9 +193,10 @@ class Machine(RuleBasedStateMachine):
 
     # ---- the trainer ----
 
-    @rule(data=st.data())
-    def claim(self, data: st.DataObject) -> None:
-        count = data.draw(st.integers(1, self.step))
+    @precondition(lambda self: self.having("committed"))
+    @rule(short=st.integers(0, 2))
+    def claim(self, short: int) -> None:
+        count = max(1, self.step - short)
         text = self.buffer.waiting_for(count)
         claim = self.buffer.claim(count)
         if claim is None:
@@ -190,7 +221,7 @@ class Machine(RuleBasedStateMachine):
             passed = [self.known[uid].admitted for uid in self.having("in_flight")]
             passed += [self.known[uid].start for uid in self.having("committed") if uid not in claim.uids]
             assert all(start >= newest for start in passed)
-        for uid, group in zip(claim.uids, groups, strict=True):
+        for group in groups:
             assert group.target == (self.version if self.sampler == "in_order" else None)
             group.state, group.claimed = "claimed", self.version
 
@@ -199,10 +230,15 @@ class Machine(RuleBasedStateMachine):
     def trained(self, data: st.DataObject) -> None:
         uids = self.some(data, "claimed")
         if self.attempt(lambda: self.buffer.trained(uids)):
-            for uid in uids:
-                self.end(uid, "trained")
+            self.done(uids)
             with pytest.raises(UnknownGroupError):
                 self.buffer.trained(uids)
+
+    def done(self, uids: Sequence[str]) -> None:
+        for uid in uids:
+            if self.known[uid].claimed == self.version:
+                self.trained_now[self.known[uid].target] += 1
+            self.end(uid, "trained")
 
     @precondition(lambda self: self.having("claimed"))
     @rule(data=st.data())
@@ -211,8 +247,15 @@ class Machine(RuleBasedStateMachine):
         if self.attempt(lambda: self.buffer.release(uids)):
             for uid in uids:
                 self.known[uid].state = "committed"
+            assert set(self.result) == {uid for uid in uids if self.too_late(uid)}
             for uid in self.result:
                 self.end(uid, "evicted")
+
+    def too_late(self, uid: str) -> bool:
+        group = self.known[uid]
+        if self.sampler == "in_order":
+            return group.target is None or group.target < self.version
+        return self.sampler != "ready_first" and self.version - group.start > self.age
 
     @precondition(lambda self: self.having("committed", "claimed"))
     @rule(data=st.data())
@@ -222,11 +265,13 @@ class Machine(RuleBasedStateMachine):
             for uid in uids:
                 self.end(uid, "dropped")
 
-    @rule(by=st.integers(0, 2))
+    @rule(by=st.sampled_from([1, 1, 0, 2]))
     def bump(self, by: int) -> None:
         if not self.attempt(lambda: self.buffer.set_version(self.version + by)):
             return
         self.version += by
+        if by:
+            self.trained_now.clear()
         for uid in self.result:
             if self.known[uid].state == "committed":
                 self.end(uid, "evicted")
@@ -234,9 +279,9 @@ class Machine(RuleBasedStateMachine):
                 assert self.known[uid].state == "in_flight"
                 self.known[uid].state = "cancelled"
 
-    @rule()
-    def lose_the_plane(self) -> None:
-        self.down = True
+    @rule(dice=RARELY)
+    def lose_the_plane(self, dice: int) -> None:
+        self.down = dice == 0
 
     @rule()
     def wait(self) -> None:
@@ -272,8 +317,7 @@ class Machine(RuleBasedStateMachine):
         self.abandon()
         if uids := self.having("claimed"):
             self.buffer.trained(uids)
-            for uid in uids:
-                self.end(uid, "trained")
+            self.done(uids)
         for _ in range(3):
             self.bump(1)
             while self.having("cancelled"):
@@ -286,8 +330,7 @@ class Machine(RuleBasedStateMachine):
             assert claim is not None, self.buffer.waiting_for(self.step)
             self.taken(claim, self.step)
             self.buffer.trained(claim.uids)
-            for uid in claim.uids:
-                self.end(uid, "trained")
+            self.done(claim.uids)
         self.adds_up()
         self.buffer.clear()
         assert not self.rows
@@ -305,5 +348,5 @@ class Machine(RuleBasedStateMachine):
 def test_no_interleaving_loses_a_group_trains_it_twice_or_leaves_rows(sampler: str) -> None:
     machine = type(f"Machine_{sampler}", (Machine,), {"sampler": sampler})
     case = machine.TestCase
-    case.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+    case.settings = settings(max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
     case().runTest()
