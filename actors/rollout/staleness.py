@@ -146,7 +146,7 @@ class Windowed(_Aged):
 
 
 class _Gated(_Aged):
-    """Admission bounded as in AReaL (arXiv 2505.24298, eq. 3): generation runs at most A steps ahead of training."""
+    """Admission bounded as in AReaL's staleness control (arXiv 2505.24298): generation runs at most A steps ahead of training."""
 
     def required_capacity(self) -> int:
         return self._groups_per_step * (self._max_age + 1)
