@@ -155,7 +155,7 @@ CORRECTIONS = [
     LossConfig(importance_sampling=how, importance_cap=cap, max_sequence_logprob_error=error, kl_coef=0.1, aggregation=aggregation)
     for how in ("none", "token", "sequence")
     for cap in (1.0, 2.0, 1e6)
-    for error in (None, 0.9)
+    for error in (None, 0.6)
     for aggregation in ("token_mean", "sequence_mean")
     if how != "none" or (error is not None and cap == 2.0)
 ]
