@@ -203,9 +203,7 @@ class ReplayBuffer:
         Raises:
             UnknownGroupError. GroupStateError: not claimed. In both cases nothing changes.
         """
-        back = {
-            uid: replace(self._in(uid, "release", "claimed"), state="committed", claimed_version=None, since=self._clock()) for uid in uids
-        }
+        back = {uid: replace(self._in(uid, "release", "claimed"), state="committed", since=self._clock()) for uid in uids}
         late = {uid: how for uid, how in self._late(self._state(back)).items() if uid in back}
         self._remove(late)
         self._groups |= {uid: group for uid, group in back.items() if uid not in late}
