@@ -5,6 +5,7 @@ batch: adding over micro-batches and data-parallel ranks gives the whole batch's
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -12,6 +13,9 @@ import torch
 from configs.policy import LossConfig
 
 Sums = dict[str, torch.Tensor]
+
+# The sums that the correction for the generating engine reports beside the others.
+CORRECTION_SUMS = ("importance/count", "importance/weight", "importance/weight_squared", "importance/truncated", "masked_sequences")
 
 
 def grpo_loss(
@@ -105,6 +109,26 @@ def importance_weights(
         "importance/truncated": masked_sum((gap > math.log(cap)).to(mask.dtype), counted),
     }
     return weights * (mask > 0), sums
+
+
+def correction_metrics(totals: Mapping[str, float], config: LossConfig) -> dict[str, float]:
+    """From the whole batch's `CORRECTION_SUMS` to what a step reports; nothing when `config` corrects nothing.
+
+    Returns:
+        importance/weight (mean), importance/truncated_fraction, importance/effective_sample_fraction in [0, 1] (Kish: weight² /
+        (weight_squared x count); 1 when all weights are equal), and masked_sequences, a count.
+    """
+    found = {}
+    if config.importance_sampling != "none":
+        count, weight, squared = (max(totals[f"importance/{name}"], 1e-12) for name in ("count", "weight", "weight_squared"))
+        found = {
+            "importance/weight": weight / count,
+            "importance/truncated_fraction": totals["importance/truncated"] / count,
+            "importance/effective_sample_fraction": weight**2 / (squared * count),
+        }
+    if config.max_sequence_logprob_error is not None:
+        found["masked_sequences"] = totals["masked_sequences"]
+    return found
 
 
 def sequence_mask(policy_logprobs: torch.Tensor, generation_logprobs: torch.Tensor, mask: torch.Tensor, largest: float) -> torch.Tensor:

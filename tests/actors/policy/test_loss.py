@@ -7,7 +7,15 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from actors.policy.loss import grpo_loss, importance_weights, logprob_error, sequence_mask, sft_loss
+from actors.policy.loss import (
+    CORRECTION_SUMS,
+    correction_metrics,
+    grpo_loss,
+    importance_weights,
+    logprob_error,
+    sequence_mask,
+    sft_loss,
+)
 from configs.policy import LossConfig
 from tests.actors.policy import reference
 
@@ -257,6 +265,27 @@ def test_truncation_only_lowers_weights_and_raises_the_effective_sample_size() -
             sizes.append(sums["importance/weight"] ** 2 / sums["importance/weight_squared"])
             assert sizes[-1] <= sums["importance/count"] + 1e-3
         assert sizes == sorted(sizes)
+
+
+def test_what_a_step_reports_of_its_corrections() -> None:
+    nothing = dict.fromkeys(CORRECTION_SUMS, 0.0)
+    config = LossConfig(importance_sampling="token", max_sequence_logprob_error=0.6)
+    data = draw_off_policy(11)
+    _, sums, _ = ours(data, config)
+    assert set(CORRECTION_SUMS) == set(sums) - {"kl", "clipped", "ratio"}
+    kept = data["token_mask"] * data["sample_mask"][:, None]
+    kept = kept * sequence_mask(data["old_logprobs"], data["generation_logprobs"], kept, 0.6)[:, None] > 0
+    weights = (data["old_logprobs"] - data["generation_logprobs"]).exp().clamp(max=2.0)[kept]
+    assert correction_metrics({name: float(value) for name, value in sums.items()}, config) == pytest.approx(
+        {
+            "importance/weight": float(weights.mean()),
+            "importance/truncated_fraction": float((weights == 2.0).float().mean()),
+            "importance/effective_sample_fraction": float(weights.sum() ** 2 / (weights**2).sum() / len(weights)),
+            "masked_sequences": 6 - int(kept.any(dim=1).sum()),
+        }
+    )
+    assert correction_metrics(nothing, LossConfig()) == {}
+    assert correction_metrics(nothing, LossConfig(importance_sampling="sequence"))["importance/truncated_fraction"] == 0  # all were masked
 
 
 def test_a_correction_needs_the_engines_logprobs() -> None:
