@@ -1,5 +1,5 @@
 """The objectives, as pure functions of tensors. Every result is a sum over the given rows, divided by denominators of the WHOLE
-batch: adding over micro-batches and data-parallel ranks gives the whole batch's value, however it was cut.
+batch: adding over micro-batches and data-parallel ranks gives the whole batch's value, however it was cut. A row is one response.
 """
 
 from __future__ import annotations

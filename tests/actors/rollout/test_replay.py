@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from actors.data_plane.meta import KVBatchMeta
 from actors.rollout.replay import GroupStateError, ReplayBuffer, Reservation, SamplerError, UnknownGroupError
@@ -38,10 +41,10 @@ def make(
 
 def land(buffer: ReplayBuffer, uid: str, start: int | None = None, end: int | None = None) -> None:
     """Reserve and commit one group."""
-    given = buffer.reserve(uid, ROWS)
-    assert isinstance(given, Reservation)
-    start = given.version if start is None else start
-    assert buffer.commit(uid, meta_of(given.keys, uid), start, start if end is None else end)
+    slot = buffer.reserve(uid, ROWS)
+    assert isinstance(slot, Reservation)
+    start = slot.version if start is None else start
+    assert buffer.commit(uid, meta_of(slot.keys, uid), start, start if end is None else end)
 
 
 def test_dynamic_sampling_fills_the_step_again() -> None:
@@ -63,6 +66,32 @@ def test_dynamic_sampling_fills_the_step_again() -> None:
         buffer.trained([first.uids[2], *second.uids])
         metrics = buffer.metrics()
         assert (metrics["replay/trained"], metrics["replay/dropped/zero_variance"], metrics["replay/admitted"]) == (3, 2, 5)
+
+
+@given(sampler=st.sampled_from(["weight_fifo", "in_order"]), age=st.integers(0, 3), step=st.integers(1, 4), seed=st.integers(0, 2**20))
+def test_order_keeps_slow_groups_young_enough_to_be_trained(sampler: str, age: int, step: int, seed: int) -> None:
+    """Groups finish in any order, some fail; with one step per version nothing is ever thrown away."""
+    luck = Random(seed)
+    buffer = make(sampler, age=age, step=step)
+    flying: dict[str, Reservation] = {}
+    number = 0
+    for version in range(8):
+        claim = None
+        while claim is None:
+            slot = buffer.reserve(str(number), ROWS)
+            if isinstance(slot, Reservation):
+                flying[slot.uid], number = slot, number + 1
+                if luck.random() < 0.6:
+                    continue
+            done = flying.pop(luck.choice(sorted(flying)))
+            if luck.random() < 0.1:
+                buffer.fail(done.uid, "unlucky")
+            else:
+                assert buffer.commit(done.uid, meta_of(done.keys, done.uid), done.version, version)
+            claim = buffer.claim(step)
+        assert max(claim.ages) <= age
+        buffer.trained(claim.uids)
+        assert buffer.set_version(version + 1) == ()
 
 
 def test_training_that_ends_after_the_version_bump_counts_for_its_own_step() -> None:
@@ -118,9 +147,9 @@ def test_the_metrics_of_a_short_life() -> None:
 
 def test_what_the_states_do_not_allow() -> None:
     buffer = make(capacity=3)
-    given = buffer.reserve("a", ROWS)
-    assert isinstance(given, Reservation)
-    meta = meta_of(given.keys, "a")
+    slot = buffer.reserve("a", ROWS)
+    assert isinstance(slot, Reservation)
+    meta = meta_of(slot.keys, "a")
     with pytest.raises(GroupStateError, match="group 'a' is in_flight"):
         buffer.reserve("a", ROWS)
     with pytest.raises(GroupStateError, match=r"commit of 1 keys, 2 are reserved, and 'v0_pa_g1' is in one only"):
