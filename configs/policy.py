@@ -59,6 +59,18 @@ class LossConfig(StrictModel):
         "token_mean", description="token_mean: over all response tokens (DAPO); sequence_mean: over responses of each one's token mean."
     )
     normalize_advantages: bool = Field(True, description="Divide by the group's standard deviation; False is Dr. GRPO.")
+    importance_sampling: Literal["none", "token", "sequence"] = Field(
+        "none", description="Weight tokens by the policy's over the generating engine's probability: of each token, or of its response."
+    )
+    importance_cap: float = Field(2.0, ge=1, allow_inf_nan=False, description="Largest such weight (truncated importance sampling).")
+    max_sequence_logprob_error: PositiveFloat | None = Field(
+        None, description="Leave a response out whose mean |policy - generation log-probability| is above this; default: none is."
+    )
+
+    @property
+    def corrects_generation(self) -> bool:
+        """Whether the loss reads the generating engine's log-probabilities."""
+        return self.importance_sampling != "none" or self.max_sequence_logprob_error is not None
 
 
 class PolicyConfig(StrictModel):

@@ -1,11 +1,21 @@
 """The objectives against a token-by-token reference, and how they split."""
 
+import math
 from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
-from actors.policy.loss import grpo_loss, logprob_error, sft_loss
+from actors.policy.loss import (
+    CORRECTION_SUMS,
+    correction_metrics,
+    grpo_loss,
+    importance_weights,
+    logprob_error,
+    sequence_mask,
+    sft_loss,
+)
 from configs.policy import LossConfig
 from tests.actors.policy import reference
 
@@ -98,6 +108,193 @@ def test_what_stands_at_masked_positions_does_not_matter() -> None:
 def test_kl_needs_a_reference() -> None:
     with pytest.raises(ValueError, match="reference_logprobs are needed"):
         ours(draw() | {"reference_logprobs": None}, LossConfig(kl_coef=0.1))
+
+
+# ---- correction for the generating engine ----
+
+
+def draw_off_policy(seed: int, spread: float = 0.7) -> dict[str, Any]:
+    """With an engine that disagrees, wildly so on the fourth row."""
+    data = draw(seed)
+    data["generation_logprobs"] = data["old_logprobs"] + spread * torch.randn(ROWS, LENGTH)
+    data["generation_logprobs"][3] -= 1.0
+    return data
+
+
+def corrected(data: dict[str, Any], config: LossConfig) -> tuple[torch.Tensor, dict[str, float]]:
+    """The loss token by token, and its sums."""
+    loss = torch.zeros(())
+    sums = dict.fromkeys(("count", "weight", "weight_squared", "truncated"), 0.0)
+    masked = 0
+    proximal = data["logprobs"].detach() if data["old_logprobs"] is None else data["old_logprobs"]
+    for row in range(ROWS):
+        places = [t for t in range(LENGTH) if data["token_mask"][row, t]]
+        if data["sample_mask"][row] == 0:
+            continue
+        gaps = {t: (proximal[row, t] - data["generation_logprobs"][row, t]).item() for t in places}
+        if config.max_sequence_logprob_error is not None:
+            error = sum(abs(gap) for gap in gaps.values()) / len(gaps)
+            if error > config.max_sequence_logprob_error:
+                masked += 1
+                continue
+        logs = {"none": dict.fromkeys(places, 0.0), "token": gaps, "sequence": dict.fromkeys(places, sum(gaps.values()))}
+        weights = {t: min(math.exp(log), config.importance_cap) for t, log in logs[config.importance_sampling].items()}
+        for log, weight in [
+            (logs[config.importance_sampling][t], weights[t]) for t in places[: 1 if config.importance_sampling == "sequence" else None]
+        ]:
+            for name, value in zip(sums, (1, weight, weight**2, log > math.log(config.importance_cap)), strict=True):
+                sums[name] += value
+        terms = []
+        for t in places:
+            ratio = torch.exp(data["logprobs"][row, t] - proximal[row, t])
+            advantage = data["advantages"][row]
+            surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantage)
+            gap = data["reference_logprobs"][row, t] - data["logprobs"][row, t]
+            terms.append(config.kl_coef * (gap.exp() - gap - 1) - weights[t] * surrogate)
+        if config.aggregation == "token_mean":
+            loss = loss + torch.stack(terms).sum() / int(data["token_mask"].sum())
+        else:
+            loss = loss + torch.stack(terms).mean() / ROWS
+    found = {f"importance/{name}": value for name, value in sums.items()} if config.importance_sampling != "none" else {}
+    return loss, found | ({"masked_sequences": masked} if config.max_sequence_logprob_error is not None else {})
+
+
+CORRECTIONS = [
+    LossConfig(importance_sampling=how, importance_cap=cap, max_sequence_logprob_error=error, kl_coef=0.1, aggregation=aggregation)
+    for how in ("none", "token", "sequence")
+    for cap in (1.0, 2.0, 1e6)
+    for error in (None, 0.6)
+    for aggregation in ("token_mean", "sequence_mean")
+    if how != "none" or (error is not None and cap == 2.0)
+]
+
+
+def name(config: LossConfig) -> str:
+    masked = "masked" if config.max_sequence_logprob_error else "whole"
+    return f"{config.importance_sampling}-{config.importance_cap:g}-{masked}-{config.aggregation}"
+
+
+@pytest.mark.parametrize("config", CORRECTIONS, ids=name)
+@pytest.mark.parametrize("recomputed", [True, False])
+def test_corrections_equal_the_reference_with_their_gradient(config: LossConfig, recomputed: bool) -> None:
+    data = draw_off_policy(6)
+    if not recomputed:
+        data["old_logprobs"] = None
+    loss, sums, _ = ours(data, config)
+    expected, counts = corrected(data, config)
+    assert 0 < counts.get("masked_sequences", 1) < 6  # some rows are left out, some stay
+    torch.testing.assert_close(loss, expected)
+    gradients = [torch.autograd.grad(value, data["logprobs"])[0] for value in (loss, expected)]
+    torch.testing.assert_close(*gradients)
+    assert {name: float(value) for name, value in sums.items() if name not in ("kl", "clipped", "ratio")} == pytest.approx(counts, rel=1e-4)
+
+
+@pytest.mark.parametrize("config", CORRECTIONS, ids=name)
+def test_corrections_split_over_micro_batches(config: LossConfig) -> None:
+    data = draw_off_policy(7)
+    whole, sums, _ = ours(data, config)
+    parts = [ours(data, config, rows) for rows in (slice(0, 2), slice(2, 4), slice(4, ROWS))]
+    total = sum(part[0] for part in parts)
+    torch.testing.assert_close(total, whole)
+    torch.testing.assert_close(*(torch.autograd.grad(value, data["logprobs"])[0] for value in (total, whole)))
+    for name, value in sums.items():
+        torch.testing.assert_close(sum(part[1][name] for part in parts), value)
+
+
+def test_nothing_is_corrected_by_default() -> None:
+    data = draw_off_policy(8)
+    config = LossConfig(kl_coef=0.2)
+    plain = {name: value for name, value in data.items() if name != "generation_logprobs"}
+    (loss, sums, largest), (expected, counted, most) = ours(data, config), ours(plain, config)
+    assert torch.equal(loss, expected)
+    assert torch.equal(*(torch.autograd.grad(value, data["logprobs"])[0] for value in (loss, expected)))
+    assert sums == counted
+    assert largest == most
+    assert set(sums) == {"kl", "clipped", "ratio"}
+
+
+@pytest.mark.parametrize("how", ["token", "sequence"])
+def test_an_engine_that_agrees_changes_nothing(how: Any) -> None:
+    data = draw(9)
+    data["generation_logprobs"] = torch.where(data["token_mask"], data["old_logprobs"], 123.0)  # and padding may hold anything
+    counted = data["token_mask"] * data["sample_mask"][:, None]
+    loss, sums, _ = ours(data, LossConfig(importance_sampling=how, max_sequence_logprob_error=1e-6))
+    plain = ours({name: value for name, value in data.items() if name != "generation_logprobs"}, LossConfig())[0]
+    assert torch.equal(loss, plain)
+    units = counted.sum() if how == "token" else data["sample_mask"].sum()
+    assert sums["importance/count"] == sums["importance/weight"] == sums["importance/weight_squared"] == units
+    assert sums["importance/truncated"] == sums["masked_sequences"] == 0
+
+
+def test_weights_by_hand() -> None:
+    policy = torch.tensor([[0.0, -1.0, -2.0, -1.0], [-1.0, -1.0, -1.0, -1.0]], requires_grad=True)
+    engine = torch.tensor([[9.0, -1.5, -2.25, -9.0], [-1.0, -2.0, -1.0, 5.0]])
+    mask = torch.tensor([[0.0, 1, 1, 0], [0, 1, 1, 0]])
+    weights, sums = importance_weights(policy, engine, mask, "token", cap=2.0)
+    torch.testing.assert_close(weights, torch.tensor([[0, math.exp(0.5), math.exp(0.25), 0], [0, 2, 1, 0]]))
+    assert not weights.requires_grad
+    assert (sums["importance/count"], sums["importance/truncated"]) == (4, 1)
+    weights, sums = importance_weights(policy, engine, mask, "sequence", cap=2.2)
+    torch.testing.assert_close(weights, torch.tensor([[0, math.exp(0.75), math.exp(0.75), 0], [0, 2.2, 2.2, 0]]))
+    assert (sums["importance/count"], sums["importance/truncated"]) == (2, 1)
+    torch.testing.assert_close(sums["importance/weight_squared"], torch.tensor(math.exp(1.5) + 2.2**2))
+
+
+@pytest.mark.parametrize("how", ["token", "sequence"])
+def test_tokens_that_the_engine_or_the_policy_held_for_impossible(how: Any) -> None:
+    for policy, engine, weight in ((-1.0, -math.inf, 2.0), (-math.inf, -1.0, 0.0), (-1.0, -500.0, 2.0)):
+        weights, sums = importance_weights(torch.tensor([[policy]]), torch.tensor([[engine]]), torch.ones(1, 1), how, cap=2.0)
+        assert (weights.item(), sums["importance/truncated"].item()) == (weight, float(weight == 2.0))
+
+
+def test_the_mean_error_decides_over_a_sequence() -> None:
+    policy, engine = torch.zeros(3, 4), torch.tensor([[0.5, -0.5, 0.5, 99.0], [0.0, 0.0, 1.2, 99.0], [0.6, -0.6, 0.6, 0.0]])
+    mask = torch.tensor([[1.0, 1, 1, 0]] * 3)
+    assert sequence_mask(policy, engine, mask, largest=0.5).tolist() == [1, 1, 0]
+    assert sequence_mask(policy, engine, torch.zeros(3, 4), largest=0.5).tolist() == [1, 1, 1]
+
+
+def test_truncation_only_lowers_weights_and_raises_the_effective_sample_size() -> None:
+    data = draw_off_policy(10)
+    mask = data["token_mask"] * data["sample_mask"][:, None]
+    for how in ("token", "sequence"):
+        sizes = []
+        for cap in (1e9, 3.0, 1.5, 1.0):
+            weights, sums = importance_weights(data["old_logprobs"], data["generation_logprobs"], mask, how, cap)
+            assert weights.max() <= cap
+            sizes.append(sums["importance/weight"] ** 2 / sums["importance/weight_squared"])
+            assert sizes[-1] <= sums["importance/count"] + 1e-3
+        assert sizes == sorted(sizes)
+
+
+def test_what_a_step_reports_of_its_corrections() -> None:
+    nothing = dict.fromkeys(CORRECTION_SUMS, 0.0)
+    config = LossConfig(importance_sampling="token", max_sequence_logprob_error=0.6)
+    data = draw_off_policy(11)
+    _, sums, _ = ours(data, config)
+    assert set(CORRECTION_SUMS) == set(sums) - {"kl", "clipped", "ratio"}
+    kept = data["token_mask"] * data["sample_mask"][:, None]
+    kept = kept * sequence_mask(data["old_logprobs"], data["generation_logprobs"], kept, 0.6)[:, None] > 0
+    weights = (data["old_logprobs"] - data["generation_logprobs"]).exp().clamp(max=2.0)[kept]
+    assert correction_metrics({name: float(value) for name, value in sums.items()}, config) == pytest.approx(
+        {
+            "importance/weight": float(weights.mean()),
+            "importance/truncated_fraction": float((weights == 2.0).float().mean()),
+            "importance/effective_sample_fraction": float(weights.sum() ** 2 / (weights**2).sum() / len(weights)),
+            "masked_sequences": 6 - int(kept.any(dim=1).sum()),
+        }
+    )
+    assert correction_metrics(nothing, LossConfig()) == {}
+    assert correction_metrics(nothing, LossConfig(importance_sampling="sequence"))["importance/truncated_fraction"] == 0  # all were masked
+
+
+def test_a_correction_needs_the_engines_logprobs() -> None:
+    for config in (LossConfig(importance_sampling="token"), LossConfig(max_sequence_logprob_error=1.0)):
+        with pytest.raises(ValueError, match="generation_logprobs are needed"):
+            ours(draw(), config)
+    for wrong in ({"importance_cap": 0.5}, {"importance_cap": math.inf}, {"max_sequence_logprob_error": 0}):
+        with pytest.raises(ValidationError):
+            LossConfig(**wrong)
 
 
 def test_sft_loss() -> None:

@@ -1,0 +1,350 @@
+"""The replay buffer of asynchronous GRPO: a state machine over prompt groups. Pure: no Ray, no threads, the clock is injected.
+
+    reserve ──► in_flight ──commit──► committed ──claim──► claimed ──trained──► gone
+                 │  │  │                │  ▲                │   │
+                 │  │  └──────────┐     │  └────release─────┘   └──drop──► gone
+                 │  fail          │     ├── drop ──► gone
+                 │  └──► gone     │     └── evicted (set_version, commit, release) ──► gone
+                 └─ evicted ─► cancelled ── commit or fail ──► gone
+
+    gone = the group's keys are cleared from the data plane, once, and its slot is free
+
+A group is trained at most once, and no group is lost: admitted = in the buffer + failed + evicted + dropped + trained.
+
+Rows are cleared through a callback inside each change of state, before the state changes: no caller can forget keys or die while it holds
+them, and when clearing fails the group is where it was, and the call can be repeated (clearing twice is no error). A group in flight has a
+writer that may be putting rows, so evicting it only cancels it: its keys are cleared when the writer lets go.
+
+One caller at a time: `replay_actor` holds a lock around every call.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from actors.data_plane.meta import KVBatchMeta, mint_key
+from actors.rollout.staleness import Admission, BufferState, Group, GroupState, Refusal, StalenessSampler
+
+
+class ReplayError(RuntimeError):
+    """Base of the replay buffer's errors; the message names the group and what to do."""
+
+
+class UnknownGroupError(ReplayError):
+    """A uid that the buffer does not hold: never reserved, or gone."""
+
+
+class GroupStateError(ReplayError):
+    """A change that the group's state does not allow, or rows that are not the reserved ones."""
+
+
+class SamplerError(ReplayError):
+    """A sampler chose a group that it must not; the message names the class and the group."""
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A slot for one group.
+
+    Attributes:
+        keys: under which its rows must be written. version: being trained when it was admitted. target_version: see `Group`.
+    """
+
+    uid: str
+    keys: tuple[str, ...]
+    version: int
+    target_version: int | None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Groups taken for one training step.
+
+    Attributes:
+        meta: their rows, group by group. version: being trained. ages: of each group, in weight versions.
+    """
+
+    uids: tuple[str, ...]
+    meta: KVBatchMeta
+    version: int
+    ages: tuple[int, ...]
+
+
+class ReplayBuffer:
+    """See the module's picture.
+
+    Args:
+        capacity: most groups held, in any state. max_in_flight: most groups in flight or cancelled.
+        version: of the weights that the next step trains.
+        clear: forgets these keys in the data plane; keys that were never written are no error.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        sampler: StalenessSampler,
+        *,
+        capacity: int,
+        max_in_flight: int,
+        version: int,
+        clear: Callable[[Sequence[str]], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._sampler, self._capacity, self._max_in_flight = sampler, capacity, max_in_flight
+        self._version, self._clear, self._clock = version, clear, clock
+        self._groups: dict[str, Group] = {}
+        self._trained_now = 0  # groups claimed at the present version and trained
+        self._counts: Counter[str] = Counter()
+        self._ages: Counter[int] = Counter()
+        self._last_commit = clock()
+        self._last_failure = ""
+
+    # ---- the writer's side: the collector ----
+
+    def reserve(self, uid: str, rows: int) -> Reservation | Refusal:
+        """A slot for the `rows` responses to prompt `uid`, with the keys to write them under; or why there is none at present.
+
+        Raises:
+            GroupStateError: the buffer holds a group of this uid. ValueError: no rows.
+        """
+        if rows < 1:
+            raise ValueError(f"group {uid!r}: {rows} rows")
+        if uid in self._groups:
+            raise GroupStateError(f"group {uid!r} is {self._groups[uid].state}: a prompt's uid is free again when its group is gone")
+        admission = self._admit()
+        if isinstance(admission, Refusal):
+            return admission
+        keys = tuple(mint_key(self._version, uid, index) for index in range(rows))
+        target = admission.target_version
+        self._groups[uid] = Group(uid, keys, "in_flight", self._version, target, self._clock())
+        self._counts["admitted"] += 1
+        return Reservation(uid, keys, self._version, target)
+
+    def commit(self, uid: str, meta: KVBatchMeta, start_version: int, end_version: int) -> bool:
+        """All rows are written. False: the group was not wanted any more (cancelled, or too old), and its rows are cleared.
+
+        Raises:
+            UnknownGroupError. GroupStateError: not in flight, other keys than reserved, or versions that run backwards.
+        """
+        group = self._in(uid, "commit", "in_flight", "cancelled")
+        if sorted(meta.keys) != sorted(group.keys):
+            strange = sorted(set(meta.keys) ^ set(group.keys))[0]
+            raise GroupStateError(
+                f"group {uid!r}: commit of {len(meta)} keys, {len(group.keys)} are reserved, and {strange!r} is in one only: "
+                "write every response under its reserved key, or fail the group"
+            )
+        if end_version < start_version:
+            raise GroupStateError(f"group {uid!r}: the last token's weight version {end_version} is below the first's, {start_version}")
+        if group.state == "cancelled":
+            self._remove({uid: group.evicted})
+            return False
+        stored = replace(
+            group, state="committed", start_version=start_version, end_version=end_version,
+            meta=meta, commit_number=self._counts["committed"], since=self._clock(),
+        )  # fmt: skip
+        late = self._late(self._state({uid: stored}))
+        if uid in late:
+            self._remove({uid: late[uid]})
+            return False
+        self._groups[uid] = stored
+        self._counts["committed"] += 1
+        self._last_commit, self._last_failure = self._clock(), ""
+        return True
+
+    def fail(self, uid: str, reason: str) -> None:
+        """The group will not be committed. Rows that were written are cleared, however many they are.
+
+        Raises:
+            UnknownGroupError. GroupStateError: not in flight.
+        """
+        group = self._in(uid, "fail", "in_flight", "cancelled")
+        self._remove({uid: group.evicted or "failed"})
+        self._last_failure = reason
+
+    def abandon(self, reason: str) -> tuple[str, ...]:
+        """Fail every group in flight: their writer is gone. Returns their uids."""
+        gone = {group.uid: group.evicted or "failed" for group in self._state().having("in_flight", "cancelled")}
+        self._remove(gone)
+        self._last_failure = reason
+        return tuple(gone)
+
+    def cancelled(self) -> tuple[str, ...]:
+        """Groups whose generation can be stopped: a commit would be refused. Each waits for its `fail` (or commit)."""
+        return tuple(group.uid for group in self._state().having("cancelled"))
+
+    # ---- the reader's side: the trainer ----
+
+    def claim(self, count: int) -> Claim | None:
+        """Take `count` whole groups for the step that trains the present version, or none at all.
+
+        Raises:
+            ValueError: a count below 1, or above what the buffer can hold.
+        """
+        if not 1 <= count <= self._capacity:
+            raise ValueError(f"claim of {count} groups: the buffer holds 1 to {self._capacity}")
+        chosen = self._select(count)
+        if len(chosen) < count:
+            return None
+        metas, ages = [], []
+        for group in chosen:
+            assert group.meta is not None  # it is committed
+            self._groups[group.uid] = replace(group, state="claimed", claimed_version=self._version, since=self._clock())
+            metas.append(group.meta)
+            ages.append(max(0, self._version - group.start_version))
+        self._ages.update(ages)
+        self._counts["claimed"] += count
+        return Claim(tuple(group.uid for group in chosen), KVBatchMeta.concat(metas), self._version, tuple(ages))
+
+    def release(self, uids: Iterable[str]) -> tuple[str, ...]:
+        """Give claimed groups back untrained: they can be claimed again. Returns those that were too old for that and are gone.
+
+        Raises:
+            UnknownGroupError. GroupStateError: not claimed. In both cases nothing changes.
+        """
+        back = {uid: replace(self._in(uid, "release", "claimed"), state="committed", since=self._clock()) for uid in uids}
+        late = {uid: how for uid, how in self._late(self._state(back)).items() if uid in back}
+        self._remove(late)
+        self._groups |= {uid: group for uid, group in back.items() if uid not in late}
+        self._counts["released"] += len(back) - len(late)
+        return tuple(late)
+
+    def trained(self, uids: Iterable[str]) -> None:
+        """These claimed groups were trained on; their rows are cleared.
+
+        Raises:
+            UnknownGroupError. GroupStateError: not claimed. In both cases nothing changes.
+        """
+        groups = {uid: self._in(uid, "trained", "claimed") for uid in uids}
+        self._remove(dict.fromkeys(groups, "trained"))
+        self._trained_now += sum(group.claimed_version == self._version for group in groups.values())
+
+    def drop(self, uids: Iterable[str], reason: str) -> None:
+        """Throw away committed or claimed groups, for example those without reward variance; others are admitted in their place.
+
+        Raises:
+            UnknownGroupError. GroupStateError: in flight. In both cases nothing changes.
+        """
+        groups = {uid: self._in(uid, "drop", "committed", "claimed") for uid in uids}
+        self._remove(dict.fromkeys(groups, f"dropped/{reason}"))
+
+    def set_version(self, version: int) -> tuple[str, ...]:
+        """The next step trains the weights of this version. Evicts what is too old for it; returns the uids of those.
+
+        Claimed groups stay: their step has begun.
+
+        Raises:
+            ValueError: the version runs backwards.
+        """
+        if version < self._version:
+            raise ValueError(f"weight version {version} after {self._version}: versions only grow")
+        late = self._late(BufferState(version, self._groups, 0))
+        self._remove({uid: how for uid, how in late.items() if self._groups[uid].state == "committed"})
+        for uid in late.keys() & self._groups.keys():
+            self._groups[uid] = replace(self._groups[uid], state="cancelled", evicted=late[uid], since=self._clock())
+        if version > self._version:
+            self._version, self._trained_now = version, 0
+        return tuple(late)
+
+    def clear(self) -> None:
+        """Forget every group in any state, and clear its keys. For the end of a run, when nobody writes or trains."""
+        self._remove(dict.fromkeys(self._groups, "dropped/end"))
+
+    # ---- what people and metrics see ----
+
+    @property
+    def version(self) -> int:
+        """The weight version that the next claim trains."""
+        return self._version
+
+    def since_commit(self) -> float:
+        """Seconds since a group was committed last, or since the start."""
+        return self._clock() - self._last_commit
+
+    def waiting_for(self, count: int) -> str:
+        """Why `claim(count)` finds too little, in one line."""
+        state, now = self._state(), self._clock()
+        ready, flying = len(self._select(count)), state.having("in_flight")
+        parts = [f"{ready} of {count} groups ready for weight version {self._version}"]
+        if flying:
+            oldest = min(flying, key=lambda group: group.since)
+            parts.append(f"{len(flying)} in flight (the longest, {oldest.uid!r}, for {now - oldest.since:.0f} s)")
+        else:
+            parts.append("none in flight")
+        others = {"stored": len(state.having("committed")), "claimed": len(state.having("claimed")), "cancelled": len(self.cancelled())}
+        parts += [f"{number} {what}" for what, number in others.items() if number]
+        parts += [f"{number} {what.replace('/', ' ')}" for what, number in sorted(self._losses().items())]
+        if self._last_failure:
+            parts.append(f"last failure: {self._last_failure}")
+        admission = self._admit()
+        parts.append(f"admission waits: {admission.reason}" if isinstance(admission, Refusal) else "admission is open")
+        parts.append(f"last commit {self.since_commit():.0f} s ago")
+        return "; ".join(parts)
+
+    def metrics(self) -> dict[str, float]:
+        """Counts since the start, present occupancy by state, and how many groups were claimed at each age."""
+        state = self._state()
+        found = {f"replay/{name}": float(number) for name, number in sorted(self._counts.items())}
+        states: tuple[GroupState, ...] = ("in_flight", "cancelled", "committed", "claimed")
+        found |= {f"replay/occupancy/{name}": float(len(state.having(name))) for name in states}
+        found["replay/occupancy"] = len(self._groups) / self._capacity
+        found |= {f"replay/age/{age}": float(number) for age, number in sorted(self._ages.items())}
+        if self._ages:
+            found["replay/age/mean"] = sum(age * number for age, number in self._ages.items()) / self._ages.total()
+        return found
+
+    # ---- inside ----
+
+    def _state(self, changed: dict[str, Group] | None = None) -> BufferState:
+        return BufferState(self._version, self._groups | (changed or {}), self._trained_now)
+
+    def _admit(self) -> Admission | Refusal:
+        state = self._state()
+        if len(self._groups) >= self._capacity:
+            return Refusal(f"the buffer holds {len(self._groups)} groups, its capacity")
+        if (flying := len(state.having("in_flight", "cancelled"))) >= self._max_in_flight:
+            return Refusal(f"{flying} groups in flight, the most that may be")
+        return self._sampler.admit(state)
+
+    def _in(self, uid: str, what: str, *states: GroupState) -> Group:
+        group = self._groups.get(uid)
+        if group is None:
+            raise UnknownGroupError(f"{what}: no group {uid!r}: it was never reserved, or is gone (trained, failed, evicted or dropped)")
+        if group.state not in states:
+            raise GroupStateError(f"{what}: group {uid!r} is {group.state}, not {' or '.join(states)}")
+        return group
+
+    def _select(self, count: int) -> Sequence[Group]:
+        chosen = self._sampler.select(self._state(), count)
+        self._trust("select", [group.uid for group in chosen], "committed")
+        if len(chosen) > count:
+            raise SamplerError(f"{type(self._sampler).__name__}.select: {len(chosen)} groups, {count} were asked for")
+        return chosen
+
+    def _late(self, state: BufferState) -> dict[str, str]:
+        """How the groups that must not be trained end, by uid."""
+        reasons = self._sampler.evict(state)
+        self._trust("evict", reasons, "in_flight", "committed", groups=state.groups)
+        return {uid: f"evicted/{reason}" for uid, reason in reasons.items()}
+
+    def _trust(self, what: str, uids: Collection[str], *states: GroupState, groups: Mapping[str, Group] | None = None) -> None:
+        # A sampler may be the user's own; what it may not do is have a group trained twice, or taken from the trainer.
+        known = self._groups if groups is None else groups
+        for uid in uids:
+            if uid not in known or known[uid].state not in states:
+                found = known[uid].state if uid in known else "not in the buffer"
+                raise SamplerError(f"{type(self._sampler).__name__}.{what}: group {uid!r} is {found}, not {' or '.join(states)}")
+        if len(set(uids)) < len(uids):
+            raise SamplerError(f"{type(self._sampler).__name__}.{what}: a group occurs twice in {list(uids)}")
+
+    def _remove(self, ends: Mapping[str, str]) -> None:
+        """Clear the groups' keys, then forget the groups and count how each ended."""
+        if ends:
+            self._clear([key for uid in ends for key in self._groups[uid].keys])
+        for uid, how in ends.items():
+            del self._groups[uid]
+            self._counts[how] += 1
+
+    def _losses(self) -> dict[str, int]:
+        return {name: number for name, number in self._counts.items() if name.startswith(("failed", "evicted", "dropped"))}

@@ -1,0 +1,263 @@
+"""ReplayActor: the replay buffer of a run, for its collector and its trainer. One lock, rows cleared inside it, no wait without an end.
+
+    Collector ── reserve (waits for a place) ──► ┌─────────────────────┐ ◄── claim (waits for groups) ── rollout task
+              ── commit, fail, abandon ────────► │ lock {ReplayBuffer} │ ◄── trained, drop, release, set_version ── other tasks
+                                                 └──────────┬──────────┘
+                                                 clear(keys), in the lock ──► data plane
+
+Every change wakes up both waits. A waiting claim says every `stall_report_every_s` what it waits for, and gives up with an error when
+the collector is dead or has given up, or when no group was committed for `stall_timeout_s`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from actors.data_plane.interface import DataPlane
+from actors.data_plane.meta import KVBatchMeta
+from actors.rollout.replay import Claim, ReplayBuffer, ReplayError, Reservation
+from actors.rollout.staleness import Refusal, build
+from actors.waiting import ActorGoneError
+from configs.staleness import AsyncConfig
+
+_LOOK_AT_WRITER_S = 1.0
+
+
+class ReplayStalledError(ReplayError):
+    """The groups that a claim waits for will not come. The message says why, and what the buffer holds."""
+
+
+class ReplayClosedError(ReplayError):
+    """The run has ended its replay buffer."""
+
+
+@dataclass(frozen=True)
+class ClaimReply:
+    """What a claim comes back with.
+
+    Attributes:
+        claim: the groups; None when the wait ended without enough of them, and the caller may ask again.
+        log: lines for the run's log, one for each `stall_report_every_s` of the wait.
+    """
+
+    claim: Claim | None
+    log: tuple[str, ...]
+
+
+class ReplayActor:
+    """Wrapped by `replay_actor_class`, for Ray. Safe to call from several threads.
+
+    Args:
+        groups_per_step: prompt groups that one training step takes.
+        version: of the weights that the first step trains.
+        partition_id: of the rows in the data plane.
+        connect: opens this process's client of the data plane.
+        find_writer: raises ActorGoneError when the collector is gone.
+
+    Raises:
+        ConfigError: no such sampler, or a buffer that is too small for it.
+    """
+
+    def __init__(
+        self,
+        config: AsyncConfig,
+        groups_per_step: int,
+        version: int,
+        partition_id: str,
+        connect: Callable[[], DataPlane],
+        find_writer: Callable[[], object],
+    ) -> None:
+        sampler, capacity = build(config, groups_per_step), config.capacity(groups_per_step)
+        self._config, self._partition_id, self._find_writer = config, partition_id, find_writer
+        self._plane = connect()
+        self._changed = threading.Condition()
+        self._buffer = ReplayBuffer(
+            sampler,
+            capacity=capacity,
+            max_in_flight=config.max_inflight_prompts or capacity,
+            version=version,
+            clear=self._clear_rows,
+            clock=time.monotonic,
+        )
+        self._closed = False
+        self._writer_gave_up = ""
+        self._claims = 0
+        self._waiting_since: float | None = None
+        self._waited_s = 0.0
+
+    def ready(self) -> str:
+        """A line for the log, once the actor can work."""
+        return f"sampler {self._config.sampler}, max_trajectory_age_steps {self._config.max_trajectory_age_steps}"
+
+    # ---- the collector's side ----
+
+    def reserve(self, uid: str, rows: int, wait_s: float) -> Reservation | Refusal:
+        """As `ReplayBuffer.reserve`, after waiting for a place up to `wait_s` seconds.
+
+        Raises:
+            ReplayClosedError, GroupStateError.
+        """
+        deadline = time.monotonic() + wait_s
+        with self._changed:
+            self._writer_gave_up = ""
+            while True:
+                self._open()
+                given = self._buffer.reserve(uid, rows)
+                left = deadline - time.monotonic()
+                if isinstance(given, Reservation) or left <= 0:
+                    return given
+                self._changed.wait(left)
+
+    def commit(self, uid: str, meta: KVBatchMeta, start_version: int, end_version: int) -> bool:
+        """As `ReplayBuffer.commit`."""
+        with self._change():
+            return self._buffer.commit(uid, meta, start_version, end_version)
+
+    def fail(self, uid: str, reason: str) -> None:
+        """As `ReplayBuffer.fail`."""
+        with self._change():
+            self._buffer.fail(uid, reason)
+
+    def abandon(self, reason: str) -> tuple[str, ...]:
+        """The collector gives up, for this reason: everything in flight fails, and so does a claim that needs more than is stored.
+
+        The next `reserve` says that there is a collector again. Returns the uids that failed.
+        """
+        with self._change():
+            self._writer_gave_up = reason
+            return self._buffer.abandon(reason)
+
+    def cancelled(self) -> tuple[str, ...]:
+        """As `ReplayBuffer.cancelled`."""
+        with self._changed:
+            return self._buffer.cancelled()
+
+    # ---- the trainer's side ----
+
+    def claim(self, count: int, wait_s: float) -> ClaimReply:
+        """As `ReplayBuffer.claim`, after waiting for `count` groups up to `wait_s` seconds. A newer call ends an older one's wait.
+
+        Raises:
+            ReplayStalledError: the groups will not come. ReplayClosedError.
+        """
+        deadline = time.monotonic() + wait_s
+        log: list[str] = []
+        with self._changed:
+            self._claims += 1
+            ticket = self._claims
+            self._changed.notify_all()
+        while True:
+            with self._changed:
+                self._open()
+                claim = self._buffer.claim(count) if ticket == self._claims else None
+                now = time.monotonic()
+                if claim is not None:
+                    self._wait_ends(now)
+                left = deadline - now
+                if claim is not None or ticket != self._claims or left <= 0:
+                    return ClaimReply(claim, tuple(log))
+                log += self._watch(count, now)
+                self._changed.wait(min(left, _LOOK_AT_WRITER_S, self._next_report - now))
+            self._look_at_writer(count)  # without the lock: it asks Ray
+
+    def release(self, uids: Sequence[str]) -> tuple[str, ...]:
+        """As `ReplayBuffer.release`."""
+        with self._change():
+            return self._buffer.release(uids)
+
+    def trained(self, uids: Sequence[str]) -> None:
+        """As `ReplayBuffer.trained`."""
+        with self._change():
+            self._buffer.trained(uids)
+
+    def drop(self, uids: Sequence[str], reason: str) -> None:
+        """As `ReplayBuffer.drop`."""
+        with self._change():
+            self._buffer.drop(uids, reason)
+
+    def set_version(self, version: int) -> tuple[str, ...]:
+        """As `ReplayBuffer.set_version`."""
+        with self._change():
+            return self._buffer.set_version(version)
+
+    # ---- both ----
+
+    def metrics(self) -> dict[str, float]:
+        """As `ReplayBuffer.metrics`, and the seconds that claims have waited in all."""
+        with self._changed:
+            return self._buffer.metrics() | {"replay/claim_wait_s": self._waited_s}
+
+    def close(self) -> None:
+        """Clear every row that the buffer knows of, and end all waits. Idempotent."""
+        with self._changed:
+            if not self._closed:
+                self._buffer.clear()
+                self._closed = True
+                self._changed.notify_all()
+                self._plane.close()
+
+    # ---- inside ----
+
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        with self._changed:
+            self._open()
+            yield
+            self._changed.notify_all()
+
+    def _open(self) -> None:
+        if self._closed:
+            raise ReplayClosedError("the replay buffer is closed: the run has ended")
+
+    def _clear_rows(self, keys: Sequence[str]) -> None:
+        self._plane.clear(KVBatchMeta(partition_id=self._partition_id, task_name="replay", keys=tuple(keys)))
+
+    def _watch(self, count: int, now: float) -> list[str]:
+        """The lines to log at this point of a wait.
+
+        Raises:
+            ReplayStalledError.
+        """
+        if self._waiting_since is None:
+            self._waiting_since, self._next_report = now, now + self._config.stall_report_every_s
+        waited = now - self._waiting_since
+        if self._writer_gave_up:
+            raise self._stalled(count, f"the collector has given up ({self._writer_gave_up})")
+        if (silent := min(waited, self._buffer.since_commit())) >= self._config.stall_timeout_s:
+            raise self._stalled(count, f"no group was committed for {silent:.1f} s (stall_timeout_s = {self._config.stall_timeout_s:g})")
+        if now < self._next_report:
+            return []
+        self._next_report = now + self._config.stall_report_every_s
+        return [f"replay: waited {waited:.0f} s: {self._buffer.waiting_for(count)}"]
+
+    def _look_at_writer(self, count: int) -> None:
+        try:
+            self._find_writer()
+        except ActorGoneError as error:
+            with self._changed:
+                raise self._stalled(count, f"the collector is gone ({error})") from error
+
+    def _stalled(self, count: int, why: str) -> ReplayStalledError:
+        self._wait_ends(time.monotonic())
+        return ReplayStalledError(f"claim of {count} groups: {why}. {self._buffer.waiting_for(count)}")
+
+    def _wait_ends(self, now: float) -> None:
+        if self._waiting_since is not None:
+            self._waited_s += now - self._waiting_since
+            self._waiting_since = None
+
+
+def replay_actor_class() -> Any:
+    """`ReplayActor` for Ray: `.options(name=..., namespace=..., num_cpus=0).remote(...)` with its arguments.
+
+    Eight threads: one may wait in `reserve` and one in `claim` while the other calls go through.
+    """
+    remote: Any = ray.remote  # Ray's stubs do not know max_concurrency on classes
+    return remote(max_concurrency=8)(ReplayActor)

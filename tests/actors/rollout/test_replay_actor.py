@@ -1,0 +1,292 @@
+"""The replay buffer with its lock, its waits and the data plane: in threads, and once as an actor whose collector is killed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+import ray
+import torch
+
+from actors.data_plane.interface import DataPlane, DataPlaneGoneError
+from actors.data_plane.memory import MemoryPlane
+from actors.data_plane.meta import KVBatchMeta
+from actors.rollout.replay import Reservation
+from actors.rollout.replay_actor import ReplayActor, ReplayClosedError, ReplayStalledError, replay_actor_class
+from actors.rollout.staleness import Refusal
+from actors.waiting import ActorGoneError, find, wait
+from configs.staleness import AsyncConfig
+
+ROWS = 2
+SOON = 30.0  # seconds that no test comes near
+
+
+def new_plane() -> MemoryPlane:
+    plane = MemoryPlane(SOON)
+    plane.register_partition("train", fields=["input_ids"])
+    return plane
+
+
+def there() -> None:
+    """A collector that is alive."""
+
+
+class Rig:
+    """An actor object on an in-memory plane, and the pieces to drive it from several threads."""
+
+    def __init__(self, find_writer: Callable[[], object] = there, **config: Any) -> None:
+        self.plane = new_plane()
+        values = {"max_trajectory_age_steps": 1, "stall_timeout_s": SOON} | config
+        self.actor = ReplayActor(AsyncConfig(**values), 2, 0, "train", lambda: self.plane.with_timeout(SOON), find_writer)
+        self.pool = ThreadPoolExecutor(8)
+
+    def go[R](self, call: Callable[..., R], *arguments: Any) -> Future[R]:
+        return self.pool.submit(call, *arguments)
+
+    def write(self, uid: str, version: int = 0) -> bool:
+        given = self.actor.reserve(uid, ROWS, SOON)
+        assert isinstance(given, Reservation)
+        return self.actor.commit(uid, self.put(given), version, version)
+
+    def put(self, given: Reservation, rows: int = ROWS) -> KVBatchMeta:
+        meta = KVBatchMeta(partition_id="train", keys=given.keys[:rows], sequence_lengths=(3,) * rows)
+        return self.plane.put(meta, {"input_ids": [torch.arange(3)] * rows})
+
+    @property
+    def rows(self) -> int:
+        return self.plane.status("train").samples
+
+
+@pytest.fixture
+def made() -> Iterator[Callable[..., Rig]]:
+    rigs: list[Rig] = []
+
+    def make(**config: Any) -> Rig:
+        rigs.append(Rig(**config))
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        rig.actor.close()
+        rig.pool.shutdown(wait=True)
+
+
+def test_a_claim_waits_for_its_groups(made: Callable[..., Rig]) -> None:
+    rig = made()
+    waiting = rig.go(rig.actor.claim, 2, SOON)
+    rig.write("a")
+    assert not waiting.done()
+    rig.write("b")
+    claim = waiting.result(SOON).claim
+    assert claim is not None
+    assert claim.uids == ("a", "b")
+    assert [len(row) for row in rig.plane.get(claim.meta, ["input_ids"])["input_ids"]] == [3] * 4
+    assert rig.actor.metrics()["replay/claim_wait_s"] > 0
+    rig.actor.trained(claim.uids)
+    assert rig.rows == 0
+
+
+def test_a_reservation_waits_for_a_place(made: Callable[..., Rig]) -> None:
+    rig = made(buffer_capacity=2)
+    rig.write("a")
+    rig.write("b")
+    assert rig.actor.reserve("c", ROWS, 0.0) == Refusal("the buffer holds 2 groups, its capacity")
+    waiting = rig.go(rig.actor.reserve, "c", ROWS, SOON)
+    rig.actor.drop(["a"], "zero_variance")
+    assert isinstance(waiting.result(SOON), Reservation)
+    assert rig.rows == ROWS
+
+
+def test_half_written_rows_are_rolled_back(made: Callable[..., Rig]) -> None:
+    rig = made()
+    given = rig.actor.reserve("a", ROWS, SOON)
+    assert isinstance(given, Reservation)
+    rig.put(given, rows=1)
+    rig.actor.fail("a", "the put died half-way")
+    assert rig.rows == 0
+
+
+def test_rows_written_after_their_group_was_evicted_are_cleared(made: Callable[..., Rig]) -> None:
+    rig = made()
+    given = rig.actor.reserve("a", ROWS, SOON)
+    assert isinstance(given, Reservation)
+    assert rig.actor.set_version(2) == ("a",)
+    assert rig.actor.cancelled() == ("a",)
+    assert rig.rows == 0
+    assert rig.actor.commit("a", rig.put(given), 0, 0) is False
+    assert rig.rows == 0
+    assert rig.actor.cancelled() == ()
+
+
+def test_a_plane_that_fails_to_clear_leaves_the_group_where_it_was(made: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = made()
+    rig.write("a")
+    claim = rig.actor.claim(1, 0.0).claim
+    assert claim is not None
+
+    def gone(_: MemoryPlane, meta: KVBatchMeta) -> None:
+        raise DataPlaneGoneError("storage unit 0 died")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryPlane, "clear", gone)
+        with pytest.raises(DataPlaneGoneError):
+            rig.actor.trained(claim.uids)
+    assert rig.actor.metrics()["replay/occupancy/claimed"] == 1
+    rig.actor.trained(claim.uids)
+    assert rig.rows == 0
+
+
+def test_a_wait_says_what_it_waits_for_and_ends_at_its_deadline(made: Callable[..., Rig]) -> None:
+    rig = made(stall_report_every_s=0.05)
+    rig.write("a")
+    lines: list[str] = []
+    while len(lines) < 2:
+        reply = rig.actor.claim(2, 0.2)
+        assert reply.claim is None
+        lines += reply.log
+    assert all("1 of 2 groups ready for weight version 0; none in flight; 1 stored; admission is open" in line for line in lines)
+    assert rig.actor.claim(1, 0.0).log == ()
+
+
+def test_a_stalled_collector_is_an_error(made: Callable[..., Rig]) -> None:
+    rig = made(stall_timeout_s=0.2, stall_report_every_s=0.1)
+    rig.actor.reserve("a", ROWS, SOON)
+    with pytest.raises(ReplayStalledError, match=r"no group was committed for \d+\.\d s \(stall_timeout_s = 0.2\).*1 in flight"):
+        rig.actor.claim(1, SOON)
+    # The clock of a stall starts with the wait, not with the last commit: training may take longer than the timeout.
+    assert rig.actor.claim(1, 0.05).claim is None
+
+
+def test_a_collector_that_gives_up_ends_the_wait(made: Callable[..., Rig]) -> None:
+    rig = made()
+    rig.write("a")
+    rig.actor.reserve("b", ROWS, SOON)
+    waiting = rig.go(rig.actor.claim, 2, SOON)
+    assert rig.actor.abandon("EngineDiedError: engine-0 died") == ("b",)
+    with pytest.raises(ReplayStalledError, match=r"the collector has given up \(EngineDiedError: engine-0 died\)\. 1 of 2 groups ready"):
+        waiting.result(SOON)
+    assert rig.actor.claim(1, SOON).claim is not None  # what is stored is still good
+    rig.write("c")
+    assert rig.actor.claim(1, SOON).claim is not None
+    assert rig.actor.claim(1, 0.0).claim is None
+
+
+def test_a_collector_that_is_gone_ends_the_wait(made: Callable[..., Rig]) -> None:
+    def gone() -> None:
+        raise ActorGoneError("actor 'collector' is not in Ray namespace 'grpo-1'")
+
+    rig = made(find_writer=gone)
+    rig.write("a")
+    assert rig.actor.claim(1, SOON).claim is not None
+    with pytest.raises(ReplayStalledError, match=r"the collector is gone \(actor 'collector' is not in Ray namespace 'grpo-1'\)"):
+        rig.actor.claim(1, SOON)
+
+
+def test_a_newer_claim_ends_an_older_ones_wait(made: Callable[..., Rig]) -> None:
+    rig = made()
+    older = rig.go(rig.actor.claim, 1, SOON)
+    while rig.actor._claims == 0:
+        threading.Event().wait(0.001)
+    newer = rig.go(rig.actor.claim, 1, SOON)
+    assert older.result(SOON).claim is None
+    rig.write("a")
+    assert newer.result(SOON).claim is not None
+
+
+def test_closing_ends_every_wait_and_leaves_no_rows(made: Callable[..., Rig]) -> None:
+    rig = made(buffer_capacity=2)
+    rig.write("a")
+    rig.write("b")
+    claim = rig.actor.claim(1, 0.0).claim
+    assert claim is not None
+    waits = [rig.go(rig.actor.claim, 2, SOON), rig.go(rig.actor.reserve, "c", ROWS, SOON)]
+    rig.actor.close()
+    rig.actor.close()
+    for waiting in waits:
+        with pytest.raises(ReplayClosedError):
+            waiting.result(SOON)
+    with pytest.raises(ReplayClosedError):
+        rig.actor.trained(claim.uids)
+    assert rig.rows == 0
+
+
+def test_writers_and_a_trainer_in_threads_train_every_group_once(made: Callable[..., Rig]) -> None:
+    rig = made(sampler="weight_fifo", max_trajectory_age_steps=2)
+    steps, seen = 20, list[str]()
+
+    def writer(name: str) -> None:
+        for number in range(1000):
+            try:
+                given = rig.actor.reserve(f"{name}{number}", ROWS, SOON)
+                assert isinstance(given, Reservation)
+                if number % 5 == 0:
+                    rig.put(given, rows=1)
+                    rig.actor.fail(given.uid, "unlucky")
+                else:
+                    rig.actor.commit(given.uid, rig.put(given), given.version, given.version)
+            except ReplayClosedError:
+                return
+
+    writers = [rig.go(writer, name) for name in "xyz"]
+    for step in range(steps):
+        claim = rig.actor.claim(2, SOON).claim
+        assert claim is not None
+        assert max(claim.ages) <= 2
+        seen += claim.uids
+        assert len(rig.plane.get(claim.meta, ["input_ids"])["input_ids"]) == 2 * ROWS
+        rig.actor.trained(claim.uids)
+        rig.actor.set_version(step + 1)
+    metrics = rig.actor.metrics()
+    rig.actor.close()
+    for done in writers:
+        done.result(SOON)
+    assert len(set(seen)) == len(seen) == 2 * steps == metrics["replay/trained"]
+    assert "replay/evicted/too_old" not in metrics
+    assert rig.rows <= 3 * ROWS  # what a writer put after the end; it never got a commit
+
+
+# ---- as an actor ----
+
+
+class Writer:
+    """Stands in for the collector's process: writes nothing, can be killed."""
+
+    def ready(self) -> bool:
+        return True
+
+
+def _open() -> DataPlane:
+    return new_plane()
+
+
+def test_killing_the_collector_ends_the_trainers_wait(ray_session: None) -> None:
+    namespace = "test-replay"
+    collector = ray.remote(Writer).options(name="collector", namespace=namespace, num_cpus=0).remote()
+    config = AsyncConfig(stall_timeout_s=300, stall_report_every_s=0.1)
+    replay = (
+        replay_actor_class()
+        .options(name="replay", namespace=namespace, num_cpus=0)
+        .remote(config, 2, 0, "train", _open, partial(find, "collector", namespace))
+    )
+    try:
+        for handle in (collector, replay):
+            wait(handle.ready.remote(), who="actor", what="start", timeout_s=120)
+        given = wait(replay.reserve.remote("a", ROWS, 1.0), who="replay", what="reserve", timeout_s=60)
+        meta = KVBatchMeta(partition_id="train", keys=given.keys, sequence_lengths=(3, 3))
+        waiting = replay.claim.remote(2, 300.0)
+        assert wait(replay.commit.remote("a", meta, 0, 0), who="replay", what="commit", timeout_s=60) is True
+        assert wait(replay.metrics.remote(), who="replay", what="metrics", timeout_s=60)["replay/committed"] == 1
+        ray.kill(collector)
+        with pytest.raises(
+            ReplayStalledError, match=r"the collector is gone .*'collector' is not in Ray namespace 'test-replay'.*1 of 2 groups"
+        ):
+            wait(waiting, who="replay", what="claim", timeout_s=60)
+        reply = wait(replay.claim.remote(1, 1.0), who="replay", what="claim", timeout_s=60)
+        assert reply.claim.uids == ("a",)
+    finally:
+        for handle in (collector, replay):
+            ray.kill(handle)
