@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 
-_SUMMED = ("loss", "tokens", "entropy", "kl", "clipped", "ratio", "logprob_error")
+from actors.policy.loss import CORRECTION_SUMS, correction_metrics
+from configs.policy import LossConfig
+
+_SUMMED = ("loss", "tokens", "entropy", "kl", "clipped", "ratio", "logprob_error", *CORRECTION_SUMS)
 _LARGEST = ("ratio", "logprob_error")
 
 # Of one micro-batch, on the last pipeline stage: {"sums": {...}, "largest": {...}} when training.
@@ -36,7 +39,7 @@ def reduce_reports(reports: list[Report], device: torch.device) -> tuple[dict[st
     return dict(zip(_SUMMED, sums.tolist(), strict=True)), dict(zip(_LARGEST, largest.tolist(), strict=True))
 
 
-def step_metrics(objective: str, totals: dict[str, float], largest: dict[str, float]) -> dict[str, float]:
+def step_metrics(objective: str, totals: dict[str, float], largest: dict[str, float], loss: LossConfig) -> dict[str, float]:
     """Means over the response tokens, and maxima: what `PolicyWorker.train` returns but for grad_norm and lr."""
     tokens = max(totals["tokens"], 1.0)
     metrics = {"loss": totals["loss"], "entropy": totals["entropy"] / tokens, "response_tokens": totals["tokens"]}
@@ -48,5 +51,5 @@ def step_metrics(objective: str, totals: dict[str, float], largest: dict[str, fl
             "ratio/max": largest["ratio"],
             "logprob_error/mean": totals["logprob_error"] / tokens,
             "logprob_error/max": largest["logprob_error"],
-        }
+        } | correction_metrics(totals, loss)
     return metrics

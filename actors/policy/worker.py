@@ -155,7 +155,7 @@ class PolicyWorker:
         self._scheduler.step(1)
         self._optimizer.step()
         lr = float(self._optimizer.param_groups[0]["lr"])
-        return step_metrics(objective, totals, largest) | {"grad_norm": grad_norm, "lr": lr}
+        return step_metrics(objective, totals, largest, self._config.loss) | {"grad_norm": grad_norm, "lr": lr}
 
     @_on_device
     def warm_up(self, plan: ShardPlan, objective: Literal["sft", "grpo"]) -> None:
@@ -249,6 +249,7 @@ class PolicyWorker:
                 self._config.loss,
                 global_tokens=tokens,
                 global_sequences=plan.global_sequences,
+                generation_logprobs=b.generation_logprobs,
             )
             # Of the weights that generated: after the first of several updates `logprobs` belongs to others.
             generating = logprobs if b.policy_logprobs is None else b.policy_logprobs

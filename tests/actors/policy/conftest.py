@@ -37,6 +37,7 @@ GRPO = {
     "loss": {"kl_coef": 0.1, "clip_low": 0.02, "clip_high": 0.03},
     "recompute_logprobs": "always",
 }
+CORRECTED = GRPO | {"loss": {"importance_sampling": "token", "importance_cap": 2.0, "max_sequence_logprob_error": 3.5}}
 GRPO_STEPS = ("snapshot", "logprob", "reference", "grpo", "grpo", "grpo", "export")
 BATCHING = {mode: {"mode": mode, "tokens_per_micro_batch": 64} for mode in ("dynamic", "packed")}
 SFT = {"optimizer": OPTIMIZER | {"clip_grad": 0.0}, "batching": {"micro_batch_size": 3}}
@@ -81,6 +82,7 @@ def _parity(models: dict[str, Path], layout: str) -> list[Job]:
 def _training(models: dict[str, Path]) -> list[Job]:
     return [
         Job("grpo", str(models["qwen3-tied"]), GRPO_STEPS, vocab=97, policy=GRPO),
+        Job("corrected", str(models["qwen3-tied"]), ("logprob", "grpo", "export"), vocab=97, policy=CORRECTED),
         Job("sft", str(models["qwen2-untied"]), ("sft", "sft", "sft", "export"), vocab=97, policy=SFT),
     ]
 

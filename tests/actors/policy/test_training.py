@@ -61,7 +61,7 @@ def test_three_steps_equal_transformers_with_torch_adamw(results: Any, models: d
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", ["sft", "grpo"])
+@pytest.mark.parametrize("job", ["sft", "grpo", "corrected"])
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "TP1"])
 def test_a_layout_changes_nothing(results: Any, layout: str, job: str) -> None:
     one, many = results("TP1")[job][0], results(layout)[job]
@@ -101,6 +101,30 @@ def test_metrics_of_a_grpo_step(results: Any) -> None:
     assert first["response_tokens"] == sum(int(mask.sum()) for mask, weight in counted if weight)
     assert 0 < first["logprob_error/mean"] < first["logprob_error/max"]
     assert 0 < first["entropy"] < torch.tensor(97.0).log()
+
+
+@pytest.mark.slow
+def test_metrics_of_a_corrected_step(results: Any) -> None:
+    """Truncated importance weights and masked sequences, recomputed from the two columns of log-probabilities."""
+    found = results("TP1")["corrected"][0]
+    (metrics,) = found["metrics"]
+    _, columns = tiny.batch(5, 97)
+    weights, masked = [], 0
+    for row, policy in enumerate(found["policy_logprobs"][f"k{row}"] for row in range(6)):
+        mask, generated = columns["token_mask"][row], columns["generation_logprobs"][row]
+        if not columns["sample_mask"][row]:
+            continue
+        if (policy - generated)[mask].abs().mean() > 3.5:
+            masked += 1
+            continue
+        weights.append((policy - generated)[mask].exp())
+    raw = torch.cat(weights)
+    cut = raw.clamp(max=2.0)
+    assert 0 < masked < 5
+    assert metrics["masked_sequences"] == masked
+    assert metrics["importance/weight"] == pytest.approx(float(cut.mean()), rel=1e-4)
+    assert metrics["importance/truncated_fraction"] == pytest.approx(float((raw > 2.0).float().mean()), abs=1e-6)
+    assert metrics["importance/effective_sample_fraction"] == pytest.approx(float(cut.sum() ** 2 / (cut**2).sum() / len(cut)), rel=1e-4)
 
 
 @pytest.mark.slow
