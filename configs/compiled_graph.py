@@ -13,7 +13,7 @@ class CompiledGraphConfig(StrictModel):
     Warm-up runs one synthetic batch of the worst-case shape through every stage before step 1, without changing weights.
     """
 
-    enabled: bool = True
+    enabled: bool = True  # Ray: dag.experimental_compile
     warmup_seq_len: PositiveInt | None = Field(None, description="Tokens of each synthetic sample; default: the rollout's longest.")
     warmup_global_batch_size: PositiveInt | None = Field(
         None, description="Synthetic samples over all replicas; default: one micro-batch per replica."
