@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_layer_with_transformer_engine_spec
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
@@ -74,13 +75,9 @@ def build_model(hf: Any, parallel: ParallelConfig, dtype: torch.dtype, device: t
     """
     _check_layout(hf, parallel)
     scaling = rope_scaling_factor(hf)
-    layer = get_gpt_layer_local_spec(qk_layernorm=hf.model_type == "qwen3", normalization="RMSNorm")
     model = GPTModel(
         config=transformer_config(hf, parallel, dtype, shapes_vary=shapes_vary),
-        # The block is spelled out because its default norm depends on what else is installed.
-        transformer_layer_spec=TransformerBlockSubmodules(
-            layer_specs=[layer] * (hf.num_hidden_layers // parallel.pipeline), layer_norm=WrappedTorchNorm
-        ),
+        transformer_layer_spec=_block(hf, parallel, fused=takes_transformer_engine(device, dtype)),
         vocab_size=padded_vocab_size(hf, parallel.tensor),
         max_sequence_length=hf.max_position_embeddings,
         pre_process=parallel_state.is_pipeline_first_stage(),
@@ -93,6 +90,24 @@ def build_model(hf: Any, parallel: ParallelConfig, dtype: torch.dtype, device: t
         parallel_output=True,
     )
     return model.to(device=device, dtype=dtype)
+
+
+def takes_transformer_engine(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether layers are Transformer Engine's: it is there, and has fused attention for this device and dtype."""
+    if device.type != "cuda" or dtype == torch.float32:
+        return False
+    return importlib.util.find_spec("transformer_engine") is not None
+
+
+def _block(hf: Any, parallel: ParallelConfig, *, fused: bool) -> TransformerBlockSubmodules:
+    # The block is spelled out because its default norm depends on what else is installed.
+    qk_layernorm = hf.model_type == "qwen3"
+    layer, norm = get_gpt_layer_local_spec(qk_layernorm=qk_layernorm, normalization="RMSNorm"), WrappedTorchNorm
+    if fused:
+        from megatron.core.extensions.transformer_engine import TENorm
+
+        layer, norm = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=qk_layernorm), TENorm
+    return TransformerBlockSubmodules(layer_specs=[layer] * (hf.num_hidden_layers // parallel.pipeline), layer_norm=norm)
 
 
 def padded_vocab_size(hf: Any, tensor_parallel: int) -> int:

@@ -149,7 +149,7 @@ def load_hf(model: GPTModel, path: str, hf: Any) -> None:
     """
     rank, size = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
     stage, stages = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_world_size()
-    parameters = dict(model.named_parameters())
+    parameters = _parameters(model)
     unfilled = set(parameters)
     with torch.no_grad(), _Reader(path) as reader:
         for entry in _with_tied_output(table(hf, stages), hf, stages):
@@ -166,6 +166,23 @@ def load_hf(model: GPTModel, path: str, hf: Any) -> None:
         raise ValueError(f"no Hugging Face tensor fills {', '.join(sorted(unfilled))}")
 
 
+# Transformer Engine keeps these norms inside the linear layer that follows them.
+_FUSED_NORMS = {
+    "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
+    "mlp.linear_fc1.layer_norm_weight": "pre_mlp_layernorm.weight",
+}
+
+
+def _parameters(model: GPTModel) -> dict[str, torch.nn.Parameter]:
+    """By the table's names, whichever layer implementation the model has."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        for fused, plain in _FUSED_NORMS.items():
+            name = name.replace(fused, plain)
+        found[name] = parameter
+    return found
+
+
 def _with_tied_output(entries: list[Entry], hf: Any, stages: int) -> list[Entry]:
     # With tied embeddings over several stages, the last stage holds a copy that Megatron keeps equal by summing gradients.
     if not hf.tie_word_embeddings or stages == 1:
@@ -176,7 +193,7 @@ def _with_tied_output(entries: list[Entry], hf: Any, stages: int) -> list[Entry]
 def export_hf(model: GPTModel, hf: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """(HF name, full tensor) of every weight, in the table's order. A collective: all ranks iterate; all get every tensor."""
     stage, stages = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_world_size()
-    parameters = dict(model.named_parameters())
+    parameters = _parameters(model)
     for entry in table(hf, stages):
         tensors: list[torch.Tensor] = []
         if entry.stage == stage:
