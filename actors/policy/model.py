@@ -23,7 +23,9 @@ from configs.policy import ParallelConfig
 logging.getLogger(GPTModel.__module__).setLevel(logging.ERROR)
 
 
-def transformer_config(hf: Any, parallel: ParallelConfig, dtype: torch.dtype, *, shapes_vary: bool = False) -> TransformerConfig:
+def transformer_config(
+    hf: Any, parallel: ParallelConfig, dtype: torch.dtype, *, shapes_vary: bool = False, fused: bool = False
+) -> TransformerConfig:
     """Megatron's configuration of the model that `hf` (a transformers configuration) describes."""
     return TransformerConfig(
         num_layers=hf.num_hidden_layers,
@@ -53,11 +55,11 @@ def transformer_config(hf: Any, parallel: ParallelConfig, dtype: torch.dtype, *,
         use_cpu_initialization=True,
         perform_initialization=False,  # every parameter is loaded
         # Fused kernels exist for CUDA only, and change results in the last bits.
-        bias_activation_fusion=False,
+        bias_activation_fusion=fused,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
         persist_layer_norm=False,
-        apply_rope_fusion=False,
+        apply_rope_fusion=fused,
         gradient_accumulation_fusion=False,
         # Losses are sums divided by denominators of the whole batch, so gradients are summed, never averaged.
         calculate_per_token_loss=True,
@@ -75,9 +77,10 @@ def build_model(hf: Any, parallel: ParallelConfig, dtype: torch.dtype, device: t
     """
     _check_layout(hf, parallel)
     scaling = rope_scaling_factor(hf)
+    fused = takes_transformer_engine(device, dtype)
     model = GPTModel(
-        config=transformer_config(hf, parallel, dtype, shapes_vary=shapes_vary),
-        transformer_layer_spec=_block(hf, parallel, fused=takes_transformer_engine(device, dtype)),
+        config=transformer_config(hf, parallel, dtype, shapes_vary=shapes_vary, fused=fused),
+        transformer_layer_spec=_block(hf, parallel, fused=fused),
         vocab_size=padded_vocab_size(hf, parallel.tensor),
         max_sequence_length=hf.max_position_embeddings,
         pre_process=parallel_state.is_pipeline_first_stage(),
