@@ -13,17 +13,17 @@ is stored but silently never becomes readable. Bits, dtype and shape survive (bo
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import torch
 
-from actors.data_plane.interface import Column, ColumnTypeError, RowCountError, UnknownFieldError
-from actors.data_plane.meta import KVBatchMeta
+from actors.data_plane.interface import Column, ColumnTypeError
 
 SHAPE_SUFFIX = "::shape"
+_QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 
 
 class Layout(StrEnum):
@@ -60,53 +60,24 @@ class ColumnType:
         return self == other or (self.layout is Layout.ARRAY and other.layout is not Layout.OBJECT and self.dtype == other.dtype)
 
 
-@dataclass
-class Schema:
-    """What a partition may hold, and what is known of its columns' types so far."""
-
-    fields: frozenset[str]
-    capacity: int | None
-    types: dict[str, ColumnType]
-
-    def mask(self, names: Iterable[str]) -> int:
-        """A set of columns as bits, in alphabetical order: small enough to ride with every sample."""
-        order = sorted(self.fields)
-        return sum(1 << order.index(name) for name in names)
-
-
-def check_fields(partition_id: str, names: Sequence[str], schema: frozenset[str]) -> None:
-    """Refuse columns that the partition's schema does not name.
-
-    Raises:
-        UnknownFieldError.
-    """
-    if unknown := [name for name in names if name not in schema]:
-        known = ", ".join(sorted(schema))
-        raise UnknownFieldError(f"partition {partition_id!r} has no column {unknown[0]!r}; its columns: {known}")
-
-
-def check_columns(meta: KVBatchMeta, columns: Mapping[str, Column], schema: frozenset[str]) -> dict[str, ColumnType]:
-    """The type of each column, when the columns fit the meta and the partition's schema.
-
-    Raises:
-        UnknownFieldError, RowCountError, ColumnTypeError.
-    """
-    where = f"partition {meta.partition_id!r}"
-    check_fields(meta.partition_id, tuple(columns), schema)
-    for name, rows in columns.items():
-        if len(rows) != len(meta):
-            raise RowCountError(f"{where}: column {name!r} has {len(rows)} rows for {len(meta)} keys")
-    return {name: column_type(rows, f"{where}: column {name!r}") for name, rows in columns.items()} if len(meta) else {}
-
-
-def check_type(known: ColumnType, given: ColumnType, where: str) -> None:
-    """Refuse rows of another type than the column was first written with.
+def column_types(partition_id: str, columns: Mapping[str, Column]) -> dict[str, ColumnType]:
+    """The type of each column of at least one row.
 
     Raises:
         ColumnTypeError.
     """
-    if not known.accepts(given):
-        raise ColumnTypeError(f"{where} was first written as {known}, these rows are {given}")
+    return {name: column_type(rows, f"partition {partition_id!r}: column {name!r}") for name, rows in columns.items()}
+
+
+def check_types(partition_id: str, known: Mapping[str, ColumnType], given: Mapping[str, ColumnType]) -> None:
+    """Refuse rows of another type than their column was first written with.
+
+    Raises:
+        ColumnTypeError.
+    """
+    for name, kind in given.items():
+        if name in known and not known[name].accepts(kind):
+            raise ColumnTypeError(f"partition {partition_id!r}: column {name!r} was first written as {known[name]}, these rows are {kind}")
 
 
 def column_type(rows: Column, where: str) -> ColumnType:
@@ -115,19 +86,20 @@ def column_type(rows: Column, where: str) -> ColumnType:
     Raises:
         ColumnTypeError: mixed dtypes, tensors beside other values, or sparse, nested or quantized tensors.
     """
-    tensors = [row for row in rows if isinstance(row, torch.Tensor)]
-    if not tensors:
+    kinds = {isinstance(row, torch.Tensor) for row in rows}
+    if kinds == {False}:
         return ColumnType(Layout.OBJECT)
-    if len(tensors) < len(rows):
+    if kinds != {True}:
         raise ColumnTypeError(f"{where} holds tensors beside other values")
-    dtypes = {row.dtype for row in tensors}
+    dtypes = {row.dtype for row in rows}
     if len(dtypes) > 1:
         raise ColumnTypeError(f"{where} holds several dtypes: {', '.join(sorted(map(str, dtypes)))}")
-    if any(row.layout is not torch.strided or row.is_nested or row.is_quantized for row in tensors):
+    dtype = dtypes.pop()
+    if {row.layout for row in rows} != {torch.strided} or dtype in _QUANTIZED or any(row.is_nested for row in rows):
         raise ColumnTypeError(f"{where} holds a sparse, nested or quantized tensor: dense ones only")
-    dims = {row.dim() for row in tensors}
+    dims = {row.ndim for row in rows}
     layout = Layout.SCALAR if dims == {0} else Layout.VECTOR if dims == {1} else Layout.ARRAY
-    return ColumnType(layout, str(dtypes.pop()).removeprefix("torch."))
+    return ColumnType(layout, str(dtype).removeprefix("torch."))
 
 
 def stored_fields(name: str, kind: ColumnType) -> tuple[str, ...]:
@@ -135,31 +107,38 @@ def stored_fields(name: str, kind: ColumnType) -> tuple[str, ...]:
     return (name, name + SHAPE_SUFFIX) if kind.layout is Layout.ARRAY else (name,)
 
 
-def encode(name: str, rows: Column, kind: ColumnType) -> dict[str, torch.Tensor]:
-    """Stored fields of a column: dense [n] or [n, L], or jagged [n, *]. Always a copy, on the CPU.
+def encode(name: str, rows: Column, kind: ColumnType) -> dict[str, list[torch.Tensor]]:
+    """Stored fields of a column: rows of at most one dimension, contiguous, on the CPU. They may be views of what was given.
 
     Raises:
         ColumnTypeError: a value that cannot be pickled.
     """
     if kind.layout is Layout.OBJECT:
-        return {name: _pack([_pickled(name, row) for row in rows])}
-    tensors = list(rows) if all(row.is_cpu for row in rows) else [row.cpu() for row in rows]
+        return {name: [_pickled(name, row) for row in rows]}
+    tensors = [_plain(row) for row in rows]
     if kind.layout is not Layout.ARRAY:
-        return {name: _pack(tensors)}
-    return {
-        name: _pack([tensor.reshape(-1) for tensor in tensors]),
-        name + SHAPE_SUFFIX: _pack([torch.tensor(tensor.shape, dtype=torch.int64) for tensor in tensors]),
-    }
+        return {name: tensors}
+    shapes = [torch.tensor(tensor.shape, dtype=torch.int64) for tensor in tensors]
+    return {name: [tensor.reshape(-1) for tensor in tensors], name + SHAPE_SUFFIX: shapes}
 
 
-def decode(name: str, kind: ColumnType, stored: Mapping[str, torch.Tensor]) -> list[Any]:
-    """Rows of a column from its stored fields. Tensor rows are views that do not overlap."""
-    rows = list(stored[name].unbind())
+def payload(columns: Mapping[str, Column]) -> int:
+    """Bytes of the elements of the columns that are tensors."""
+    return sum(row.nbytes for rows in columns.values() for row in rows if isinstance(row, torch.Tensor))
+
+
+def pack(rows: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
+    """Rows as they go on the wire: one dense block when their lengths are equal, else row by row. Never padded."""
+    return torch.stack(rows) if len({row.shape for row in rows}) == 1 else rows
+
+
+def decode(name: str, kind: ColumnType, stored: Mapping[str, list[torch.Tensor]]) -> list[Any]:
+    """Rows of a column from its stored fields. Tensors share memory with what is given."""
+    rows = stored[name]
     if kind.layout is Layout.OBJECT:
         return [pickle.loads(row.numpy().tobytes()) for row in rows]
     if kind.layout is Layout.ARRAY:
-        shapes = stored[name + SHAPE_SUFFIX].unbind()
-        return [row.reshape(shape.tolist()) for row, shape in zip(rows, shapes, strict=True)]
+        return [row.reshape(shape.tolist()) for row, shape in zip(rows, stored[name + SHAPE_SUFFIX], strict=True)]
     return rows
 
 
@@ -174,11 +153,10 @@ def copy_row(name: str, row: Any) -> Any:
     return pickle.loads(_dumps(name, row))
 
 
-@torch.no_grad()
-def _pack(rows: list[torch.Tensor]) -> torch.Tensor:
-    if len({row.shape for row in rows}) == 1:
-        return torch.stack(rows)
-    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+def _plain(row: torch.Tensor) -> torch.Tensor:
+    if row.requires_grad:
+        row = row.detach()
+    return (row if row.is_cpu else row.cpu()).contiguous().resolve_conj().resolve_neg()
 
 
 def _pickled(name: str, row: Any) -> torch.Tensor:
