@@ -114,7 +114,7 @@ def encode(name: str, rows: Column, kind: ColumnType) -> dict[str, list[torch.Te
         ColumnTypeError: a value that cannot be pickled.
     """
     if kind.layout is Layout.OBJECT:
-        return {name: [_pickled(name, row) for row in rows]}
+        return {name: [torch.frombuffer(bytearray(pickled(f"column {name!r}", row)), dtype=torch.uint8) for row in rows]}
     tensors = [_plain(row) for row in rows]
     if kind.layout is not Layout.ARRAY:
         return {name: tensors}
@@ -150,7 +150,7 @@ def copy_row(name: str, row: Any) -> Any:
     """
     if isinstance(row, torch.Tensor):
         return row.detach().to("cpu", copy=True).contiguous()
-    return pickle.loads(_dumps(name, row))
+    return pickle.loads(pickled(f"column {name!r}", row))
 
 
 def _plain(row: torch.Tensor) -> torch.Tensor:
@@ -159,12 +159,13 @@ def _plain(row: torch.Tensor) -> torch.Tensor:
     return (row if row.is_cpu else row.cpu()).contiguous().resolve_conj().resolve_neg()
 
 
-def _pickled(name: str, row: Any) -> torch.Tensor:
-    return torch.frombuffer(bytearray(_dumps(name, row)), dtype=torch.uint8)
+def pickled(what: str, value: Any) -> bytes:
+    """Any plain value as bytes.
 
-
-def _dumps(name: str, row: Any) -> bytes:
+    Raises:
+        ColumnTypeError: it cannot be pickled.
+    """
     try:
-        return pickle.dumps(row, protocol=pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise ColumnTypeError(f"column {name!r}: a {type(row).__name__} cannot be pickled: {error}") from error
+        raise ColumnTypeError(f"{what}: a {type(value).__name__} cannot be pickled: {error}") from error

@@ -70,7 +70,7 @@ class LoopThread:
         """End every request with `LoopStoppedError`, then the thread. Idempotent."""
         if self._loop.is_closed():
             return
-        self._loop.call_soon_threadsafe(lambda: self._start(self._drain()))
+        self._loop.call_soon_threadsafe(lambda: self.start(self._drain()))
         self._thread.join(timeout=5)
         if not self._thread.is_alive():
             self._loop.close()
@@ -90,7 +90,7 @@ class LoopThread:
         return future
 
     def _begin[T](self, request: Request[T], future: Future[T], undo: Undo[T] | None) -> None:
-        task = self._start(self._carry(request, future, undo))
+        task = self.start(self._carry(request, future, undo))
         future.add_done_callback(lambda done: self._call_soon(task.cancel) if done.cancelled() else None)
 
     async def _carry[T](self, request: Request[T], future: Future[T], undo: Undo[T] | None) -> None:
@@ -106,15 +106,16 @@ class LoopThread:
             if future.set_running_or_notify_cancel():
                 future.set_result(value)
             elif undo is not None:
-                self._start(undo(value))
+                self.start(undo(value))
 
     def _abandon[T](self, future: Future[T], undo: Undo[T] | None) -> None:
         """The caller stops listening: the request is cancelled, or its result is undone."""
         if future.cancel() or undo is None:
             return
-        future.add_done_callback(lambda done: None if done.exception() else self._call_soon(lambda: self._start(undo(done.result()))))
+        future.add_done_callback(lambda done: None if done.exception() else self._call_soon(lambda: self.start(undo(done.result()))))
 
-    def _start(self, work: Request[None]) -> asyncio.Task[None]:
+    def start(self, work: Request[None]) -> asyncio.Task[None]:
+        """Run work in the background. Only from the loop's own thread."""
         task = self._loop.create_task(work)
         self._tasks.add(task)  # asyncio itself holds tasks weakly
         task.add_done_callback(self._tasks.discard)
@@ -125,8 +126,9 @@ class LoopThread:
             self._loop.call_soon_threadsafe(callback)
 
     async def _drain(self) -> None:
-        others = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in others:
-            task.cancel()
-        await asyncio.wait(others, timeout=2) if others else None
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in others:
+                task.cancel()
+            if not (await asyncio.wait(others, timeout=2))[0]:
+                break
         self._loop.stop()

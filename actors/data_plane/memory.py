@@ -91,7 +91,7 @@ class MemoryPlane(DataPlane):
         types = codec.column_types(meta.partition_id, columns)
         codec.check_types(meta.partition_id, partition.types, types)
         copies = {name: [codec.copy_row(name, row) for row in rows] for name, rows in columns.items()}
-        tags = [copy.deepcopy(tag) for tag in meta.tags]
+        tags = [codec.copy_row("tags", tag) for tag in meta.tags]
         await self._wait_for_space(meta, partition, copies, overwrite)
         codec.check_types(meta.partition_id, partition.types, types)  # another put may have been first meanwhile
         partition.types = types | partition.types
