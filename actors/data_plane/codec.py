@@ -13,7 +13,7 @@ is stored but silently never becomes readable. Bits, dtype and shape survive (bo
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -102,24 +102,42 @@ def column_type(rows: Column, where: str) -> ColumnType:
     return ColumnType(layout, str(dtype).removeprefix("torch."))
 
 
-def stored_fields(name: str, kind: ColumnType) -> tuple[str, ...]:
-    """Names of the stored fields that hold one column."""
-    return (name, name + SHAPE_SUFFIX) if kind.layout is Layout.ARRAY else (name,)
-
-
 def encode(name: str, rows: Column, kind: ColumnType) -> dict[str, list[torch.Tensor]]:
-    """Stored fields of a column: rows of at most one dimension, contiguous, on the CPU. They may be views of what was given.
+    """Stored fields of a column: rows of at most one dimension, on the CPU. They may be views of what was given.
 
     Raises:
         ColumnTypeError: a value that cannot be pickled.
     """
     if kind.layout is Layout.OBJECT:
         return {name: [torch.frombuffer(bytearray(pickled(f"column {name!r}", row)), dtype=torch.uint8) for row in rows]}
-    tensors = [_plain(row) for row in rows]
+    tensors = list(rows) if all(row.is_cpu for row in rows) else [row.cpu() for row in rows]
     if kind.layout is not Layout.ARRAY:
         return {name: tensors}
     shapes = [torch.tensor(tensor.shape, dtype=torch.int64) for tensor in tensors]
     return {name: [tensor.reshape(-1) for tensor in tensors], name + SHAPE_SUFFIX: shapes}
+
+
+@torch.no_grad()
+def pack(rows: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of one dtype as they travel and are kept: jagged, one after another. A copy.
+
+    Returns:
+        bytes: uint8 [total]; lengths: int64 [n], in bytes.
+    """
+    if rows[0].ndim == 0:
+        whole, counts = torch.stack(rows), [1] * len(rows)
+    else:
+        whole, counts = torch.cat(rows), [len(row) for row in rows]
+    whole = whole.resolve_conj().resolve_neg()
+    return whole.view(torch.uint8), torch.tensor(counts) * whole.itemsize
+
+
+def unpack(packed: torch.Tensor, lengths: torch.Tensor, dtype: torch.dtype, scalar: bool) -> Sequence[torch.Tensor]:
+    """The inverse of `pack`. Rows are views that do not overlap."""
+    if packed.data_ptr() % dtype.itemsize:  # a network frame may start anywhere
+        packed = packed.clone()
+    whole = packed.view(dtype)
+    return whole.unbind() if scalar else whole.split((lengths // dtype.itemsize).tolist())  # type: ignore[no-untyped-call, no-any-return]
 
 
 def payload(columns: Mapping[str, Column]) -> int:
@@ -127,16 +145,21 @@ def payload(columns: Mapping[str, Column]) -> int:
     return sum(row.nbytes for rows in columns.values() for row in rows if isinstance(row, torch.Tensor))
 
 
-def pack(rows: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
-    """Rows as they go on the wire: one dense block when their lengths are equal, else row by row. Never padded."""
-    return torch.stack(rows) if len({row.shape for row in rows}) == 1 else rows
+def stored_types(name: str, kind: ColumnType) -> dict[str, tuple[torch.dtype, bool]]:
+    """The stored fields that hold one column, each with the dtype of its rows and whether they are scalars."""
+    match kind.layout:
+        case Layout.OBJECT:
+            return {name: (torch.uint8, False)}
+        case Layout.ARRAY:
+            return {name: (getattr(torch, kind.dtype), False), name + SHAPE_SUFFIX: (torch.int64, False)}
+    return {name: (getattr(torch, kind.dtype), kind.layout is Layout.SCALAR)}
 
 
 def decode(name: str, kind: ColumnType, stored: Mapping[str, list[torch.Tensor]]) -> list[Any]:
-    """Rows of a column from its stored fields. Tensors share memory with what is given."""
+    """Rows of a column from the rows of its stored fields. Tensors share memory with what is given."""
     rows = stored[name]
     if kind.layout is Layout.OBJECT:
-        return [pickle.loads(row.numpy().tobytes()) for row in rows]
+        return [pickle.loads(row.numpy().data) for row in rows]
     if kind.layout is Layout.ARRAY:
         return [row.reshape(shape.tolist()) for row, shape in zip(rows, stored[name + SHAPE_SUFFIX], strict=True)]
     return rows
@@ -149,14 +172,8 @@ def copy_row(name: str, row: Any) -> Any:
         ColumnTypeError: a value that cannot be pickled.
     """
     if isinstance(row, torch.Tensor):
-        return row.detach().to("cpu", copy=True).contiguous()
+        return row.detach().to("cpu", copy=True).contiguous().resolve_conj().resolve_neg()
     return pickle.loads(pickled(f"column {name!r}", row))
-
-
-def _plain(row: torch.Tensor) -> torch.Tensor:
-    if row.requires_grad:
-        row = row.detach()
-    return (row if row.is_cpu else row.cpu()).contiguous().resolve_conj().resolve_neg()
 
 
 def pickled(what: str, value: Any) -> bytes:

@@ -7,6 +7,7 @@
     run.py         start, stop: the actors of one run         connection.py  sockets, deadlines, a watch on the actors
     plane.py       TransferQueuePlane: what a put means       requests.py    one coroutine per request to TransferQueue
     sampler.py     the order of claims, in the controller     records.py     a partition's schema and column types
+    storage.py     values as blocks, in the storage units
 
 `transfer_queue.init()` would share one controller per Ray cluster: two runs would see each other and die together. So the
 actors are made here from TransferQueue's own classes, named in the run's namespace, owned by the process that calls `start`.

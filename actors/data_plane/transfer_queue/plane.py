@@ -101,7 +101,7 @@ class TransferQueuePlane(DataPlane):
         deadline = Deadline(self._timeout_s)
         if any(name not in record.types for name in fields):
             record = await self._read_record(meta.partition_id, deadline)
-        stored = [part for name in fields if name in record.types for part in codec.stored_fields(name, record.types[name])]
+        stored = {part: to for name in fields if name in record.types for part, to in codec.stored_types(name, record.types[name]).items()}
         samples = await self._link.ask(self._link.requests.resolve(meta.partition_id, meta.keys, create=False), what, deadline)
         if len(samples.indexes) < len(meta) or not samples.written.issuperset(stored) or not record.types.keys() >= set(fields):
             await self._explain(meta, record, fields, deadline)
@@ -130,7 +130,7 @@ class TransferQueuePlane(DataPlane):
         raise ClaimTimeoutError.of(partition_id, consumer, timeout_s, ready, count, missing)
 
     async def _unclaim(self, claimed: KVBatchMeta) -> None:
-        await self._give_back(claimed.partition_id, claimed.task_name, claimed.keys)
+        await self._link.give_back(self._give_back(claimed.partition_id, claimed.task_name, claimed.keys))
 
     async def _clear(self, meta: KVBatchMeta) -> Done[None]:
         await self._record(meta.partition_id)

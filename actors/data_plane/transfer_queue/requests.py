@@ -1,8 +1,8 @@
 """What the plane asks of TransferQueue, one coroutine each. No deadlines here: `Connection.ask` keeps them.
 
-Values go to the storage units and come from them directly, row by row or as one block, without the library's detour over
-padded or nested tensors and their schemas; the controller learns only which columns of which samples are there. So a put
-costs the same four round trips as TransferQueue's own, a get the same two, and both less work.
+Values go to the storage units and come from them directly, as blocks (storage.py), without the library's detour over padded or
+nested tensors and their schemas; the controller learns only which columns of which samples are there. So a put costs the
+same four round trips as TransferQueue's own, a get the same two, and both less work.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Requests:
             *(
                 self._storage._put_to_single_storage_unit(
                     [samples.indexes[row] for row in rows],
-                    {name: codec.pack([values[row] for row in rows]) for name, values in fields.items()},
+                    {name: codec.pack([values[row] for row in rows]) for name, values in fields.items()},  # see BlockData
                     target_storage_unit=unit,
                 )
                 for unit, rows in self._by_unit(samples).items()
@@ -100,26 +100,28 @@ class Requests:
         if not answer["success"]:
             raise DataPlaneError(f"partition {samples.partition_id!r}: the controller did not record {', '.join(fields)}")
 
-    async def load(self, samples: Samples, fields: Sequence[str]) -> dict[str, list[torch.Tensor]]:
-        """Rows of stored fields, in order of the samples. Each row has memory of its own, which its caller may change.
+    async def load(self, samples: Samples, fields: Mapping[str, tuple[torch.dtype, bool]]) -> dict[str, list[torch.Tensor]]:
+        """Rows of stored fields, in order of the samples.
+
+        Args:
+            fields: for each the dtype of its rows, and whether they are scalars.
 
         Raises:
             StorageKeyNotFoundError: a sample was cleared meanwhile.
         """
-        parts = self._by_unit(samples)
+        parts, names = self._by_unit(samples), list(fields)
         answers = await asyncio.gather(
             *(
-                self._storage._get_from_single_storage_unit([samples.indexes[row] for row in rows], list(fields), target_storage_unit=unit)
+                self._storage._get_from_single_storage_unit([samples.indexes[row] for row in rows], names, target_storage_unit=unit)
                 for unit, rows in parts.items()
             )
         )
-        loaded: dict[str, list[Any]] = {name: [None] * len(samples.indexes) for name in fields}
-        for rows, (_, values) in zip(parts.values(), answers, strict=True):
-            for name in fields:
-                column = loaded[name]
-                for row, value in zip(rows, values[name], strict=True):
-                    # A message's frame starts anywhere; arithmetic wants its elements aligned.
-                    column[row] = value if value.data_ptr() % 16 == 0 else value.clone()
+        loaded: dict[str, list[Any]] = {name: [None] * len(samples.indexes) for name in names}
+        for rows, (_, columns) in zip(parts.values(), answers, strict=True):
+            for name, (dtype, scalar) in fields.items():
+                column, (packed, lengths) = loaded[name], columns[name]
+                for row, value in zip(rows, codec.unpack(packed, lengths, dtype, scalar), strict=True):
+                    column[row] = value
         return loaded
 
     async def forget(self, samples: Samples) -> None:

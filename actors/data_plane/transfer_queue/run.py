@@ -13,6 +13,7 @@ from actors.data_plane.connect import DataPlaneAddress, Endpoint
 from actors.data_plane.interface import DataPlaneError, DataPlaneGoneError
 from actors.data_plane.transfer_queue.connection import CONTROLLER, disconnect, find, require_ray
 from actors.data_plane.transfer_queue.sampler import FirstWrittenSampler
+from actors.data_plane.transfer_queue.storage import keep_blocks
 from actors.waiting import ActorGoneError, ActorTimeoutError, wait, wait_all
 from configs.run import DataPlaneConfig
 
@@ -48,6 +49,8 @@ def start(namespace: str, config: DataPlaneConfig) -> DataPlaneAddress:
             actors[name] = SimpleStorageUnit.options(name=name, **options).remote(config=storage)
         answers = {name: actor.get_zmq_server_info.remote() for name, actor in actors.items()}
         servers = wait_all(answers, what=f"start the data plane of {namespace!r}", timeout_s=_START_S)
+        blocks = {name: actor.__ray_call__.remote(keep_blocks) for name, actor in actors.items() if name != CONTROLLER}
+        wait_all(blocks, what=f"prepare the storage of {namespace!r}", timeout_s=_START_S)
         metrics = None if config.prometheus_port is None else _start_metrics(actors, servers, config.prometheus_port)
     except ValueError as error:
         _kill(actors.values())
