@@ -16,6 +16,7 @@ import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ import torch
 from actors.data_plane.interface import Column, ColumnTypeError
 
 SHAPE_SUFFIX = "::shape"
+_NBYTES = attrgetter("nbytes")
+_KIND = attrgetter("dtype", "layout", "is_nested", "ndim")
 _QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 
 
@@ -86,20 +89,19 @@ def column_type(rows: Column, where: str) -> ColumnType:
     Raises:
         ColumnTypeError: mixed dtypes, tensors beside other values, or sparse, nested or quantized tensors.
     """
-    kinds = {isinstance(row, torch.Tensor) for row in rows}
-    if kinds == {False}:
+    tensors = [isinstance(row, torch.Tensor) for row in rows]
+    if not any(tensors):
         return ColumnType(Layout.OBJECT)
-    if kinds != {True}:
+    if not all(tensors):
         raise ColumnTypeError(f"{where} holds tensors beside other values")
-    dtypes = {row.dtype for row in rows}
+    kinds = set(map(_KIND, rows))
+    dtypes = sorted({str(dtype).removeprefix("torch.") for dtype, *_ in kinds})
     if len(dtypes) > 1:
-        raise ColumnTypeError(f"{where} holds several dtypes: {', '.join(sorted(map(str, dtypes)))}")
-    dtype = dtypes.pop()
-    if {row.layout for row in rows} != {torch.strided} or dtype in _QUANTIZED or any(row.is_nested for row in rows):
+        raise ColumnTypeError(f"{where} holds several dtypes: {', '.join(dtypes)}")
+    if any(layout is not torch.strided or nested or dtype in _QUANTIZED for dtype, layout, nested, _ in kinds):
         raise ColumnTypeError(f"{where} holds a sparse, nested or quantized tensor: dense ones only")
-    dims = {row.ndim for row in rows}
-    layout = Layout.SCALAR if dims == {0} else Layout.VECTOR if dims == {1} else Layout.ARRAY
-    return ColumnType(layout, str(dtype).removeprefix("torch."))
+    dims = {ndim for *_, ndim in kinds}
+    return ColumnType(Layout.SCALAR if dims == {0} else Layout.VECTOR if dims == {1} else Layout.ARRAY, dtypes[0])
 
 
 def encode(name: str, rows: Column, kind: ColumnType) -> dict[str, list[torch.Tensor]]:
@@ -117,32 +119,36 @@ def encode(name: str, rows: Column, kind: ColumnType) -> dict[str, list[torch.Te
     return {name: [tensor.reshape(-1) for tensor in tensors], name + SHAPE_SUFFIX: shapes}
 
 
+def lengths(rows: list[torch.Tensor]) -> list[int]:
+    """Bytes of each row."""
+    return list(map(_NBYTES, rows))
+
+
 @torch.no_grad()
-def pack(rows: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of one dtype as they travel and are kept: jagged, one after another. A copy.
+def pack(rows: list[torch.Tensor], out: torch.Tensor) -> None:
+    """Write rows of one dtype as they travel and are kept: jagged, one after another, never padded.
 
-    Returns:
-        bytes: uint8 [total]; lengths: int64 [n], in bytes.
+    Args:
+        out: uint8 [sum(lengths(rows))], aligned for the dtype.
     """
-    if rows[0].ndim == 0:
-        whole, counts = torch.stack(rows), [1] * len(rows)
-    else:
-        whole, counts = torch.cat(rows), [len(row) for row in rows]
-    whole = whole.resolve_conj().resolve_neg()
-    return whole.view(torch.uint8), torch.tensor(counts) * whole.itemsize
+    join = torch.stack if rows[0].ndim == 0 else torch.cat
+    join(rows, out=out.view(rows[0].dtype))
 
 
-def unpack(packed: torch.Tensor, lengths: torch.Tensor, dtype: torch.dtype, scalar: bool) -> Sequence[torch.Tensor]:
+def unpack(packed: torch.Tensor, lengths: Sequence[int], dtype: torch.dtype, scalar: bool) -> Sequence[torch.Tensor]:
     """The inverse of `pack`. Rows are views that do not overlap."""
     if packed.data_ptr() % dtype.itemsize:  # a network frame may start anywhere
         packed = packed.clone()
     whole = packed.view(dtype)
-    return whole.unbind() if scalar else whole.split((lengths // dtype.itemsize).tolist())  # type: ignore[no-untyped-call, no-any-return]
+    if scalar:
+        return whole.unbind()
+    return whole.split([length // dtype.itemsize for length in lengths])  # type: ignore[no-untyped-call]
 
 
 def payload(columns: Mapping[str, Column]) -> int:
     """Bytes of the elements of the columns that are tensors."""
-    return sum(row.nbytes for rows in columns.values() for row in rows if isinstance(row, torch.Tensor))
+    tensors = (rows for rows in columns.values() if len(rows) and isinstance(rows[0], torch.Tensor))
+    return sum(sum(map(_NBYTES, rows)) for rows in tensors)
 
 
 def stored_types(name: str, kind: ColumnType) -> dict[str, tuple[torch.dtype, bool]]:

@@ -1,6 +1,6 @@
 """TransferQueuePlane: what a put, a get, a claim and a clear mean in terms of requests to TransferQueue.
 
-put     resolve keys ► written already? space? ► column types ► store values ► note columns, length, tags ► publish
+put     resolve keys ► written already? space? ► column types ► store values, note columns, lengths, tags ► publish
 claim   take (the controller picks and marks in one step) ► notes ► meta;     too few ready: sleep, ask again
 get     resolve keys ► load values                            clear   resolve keys ► forget
 
@@ -83,9 +83,8 @@ class TransferQueuePlane(DataPlane):
             encoded = [codec.encode(name, rows, record.types[name]) for name, rows in columns.items()]
             stored = {field: values for part in encoded for field, values in part.items()}
             notes = _notes(meta, samples, record.mask(columns))
-            await self._link.ask(self._link.requests.store(samples, stored), what, deadline)
             noted = True
-            await self._link.ask(self._link.requests.note(samples, notes), what, deadline)
+            await self._link.ask(self._link.requests.store(samples, stored, notes), what, deadline)
             await self._link.ask(self._link.requests.publish(samples, list(stored)), what, deadline)
         except BaseException as error:
             await self._withdraw(samples, error, noted)

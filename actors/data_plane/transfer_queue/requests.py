@@ -20,8 +20,12 @@ from transfer_queue.utils.zmq_utils import ZMQRequestType
 
 from actors.data_plane import codec
 from actors.data_plane.interface import DataPlaneError
+from actors.data_plane.transfer_queue.scratch import Scratch, aligned
+from actors.data_plane.transfer_queue.storage import numbers, parse
 
 _OCCUPANCY = "occupancy"  # the consumer under whose name samples are counted; it never takes any
+
+_MOST_SCRATCH = 256 * 2**20  # bytes that a process keeps between puts
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class Requests:
     def __init__(self, client: AsyncTransferQueueClient) -> None:
         self._client = client
         self._storage = client.storage_manager
+        self._scratch = Scratch(_MOST_SCRATCH)
 
     async def resolve(self, partition_id: str, keys: Sequence[str], create: bool) -> Samples:
         """The samples of these keys, in order; with `create` those that are not there are made, without columns."""
@@ -64,18 +69,24 @@ class Requests:
         indexes, _ = await self._client.async_get_consumption_status(_OCCUPANCY, partition_id)
         return 0 if indexes is None else len(indexes)
 
-    async def store(self, samples: Samples, fields: Mapping[str, list[torch.Tensor]]) -> None:
-        """Send values to the storage units. Nobody can read them before `publish`."""
-        await asyncio.gather(
-            *(
-                self._storage._put_to_single_storage_unit(
-                    [samples.indexes[row] for row in rows],
-                    {name: codec.pack([values[row] for row in rows]) for name, values in fields.items()},  # see BlockData
-                    target_storage_unit=unit,
-                )
-                for unit, rows in self._by_unit(samples).items()
-            )
-        )
+    async def store(self, samples: Samples, fields: Mapping[str, list[torch.Tensor]], notes: Sequence[dict[str, Any]]) -> None:
+        """Send values to the storage units, and notes to the controller. Nobody can read the values before `publish`."""
+        parts = self._by_unit(samples)
+        columns = {unit: {name: [values[row] for row in rows] for name, values in fields.items()} for unit, rows in parts.items()}
+        lengths = {unit: {name: codec.lengths(values) for name, values in column.items()} for unit, column in columns.items()}
+        buffer = self._scratch.take(sum(aligned(sum(sizes)) for part in lengths.values() for sizes in part.values()))
+        start, requests = 0, []
+        for unit, rows in parts.items():
+            data = {}
+            for name, values in columns[unit].items():
+                packed = buffer[start : start + sum(lengths[unit][name])]
+                codec.pack(values, packed)
+                data[name] = [packed, numbers(lengths[unit][name])]
+                start += aligned(len(packed))
+            indexes = [samples.indexes[row] for row in rows]
+            requests.append(self._storage._put_to_single_storage_unit(indexes, data, target_storage_unit=unit))
+        await asyncio.gather(*requests, self.note(samples, notes))
+        self._scratch.give(buffer)
 
     async def note(self, samples: Samples, notes: Sequence[dict[str, Any]]) -> None:
         """Keep a few plain values with each sample."""
@@ -120,7 +131,7 @@ class Requests:
         for rows, (_, columns) in zip(parts.values(), answers, strict=True):
             for name, (dtype, scalar) in fields.items():
                 column, (packed, lengths) = loaded[name], columns[name]
-                for row, value in zip(rows, codec.unpack(packed, lengths, dtype, scalar), strict=True):
+                for row, value in zip(rows, codec.unpack(packed, parse(lengths), dtype, scalar), strict=True):
                     column[row] = value
         return loaded
 
