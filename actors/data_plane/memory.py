@@ -90,6 +90,7 @@ class MemoryPlane(DataPlane):
             return Done(meta.with_fields(*columns))
         types = codec.column_types(meta.partition_id, columns)
         codec.check_types(meta.partition_id, partition.types, types)
+        partition.schema.check_room(meta.partition_id, partition.types, columns)
         copies = {name: [codec.copy_row(name, row) for row in rows] for name, rows in columns.items()}
         tags = [codec.copy_row("tags", tag) for tag in meta.tags]
         await self._wait_for_space(meta, partition, copies, overwrite)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from actors.data_plane.interface import RowCountError, UnknownConsumerError, UnknownFieldError, UnsatisfiableClaimError
@@ -71,6 +71,21 @@ class Schema:
         for name, values in (("tags", meta.tags), ("sequence_lengths", meta.sequence_lengths)):
             if len(values) not in (0, n):
                 raise RowCountError(f"{where}: {len(values)} {name} for {n} keys")
+
+    def check_room(self, partition_id: str, written: Iterable[str], columns: Iterable[str]) -> None:
+        """Refuse extra columns beyond the most that a partition can have.
+
+        Args:
+            written: columns that it has besides `fields`.
+
+        Raises:
+            UnknownFieldError.
+        """
+        known = self.fields.union(written)
+        new = [name for name in columns if name not in known]
+        if len(known) + len(new) > MAX_FIELDS:
+            name = new[MAX_FIELDS - len(known)]
+            raise UnknownFieldError(f"partition {partition_id!r}: no room for column {name!r}, it has {MAX_FIELDS} with those before")
 
     def check_claim(self, partition_id: str, consumer: str, fields: Sequence[str], count: int) -> None:
         """Refuse a claim that can never be satisfied.

@@ -35,7 +35,7 @@ from actors.data_plane.interface import (
     UnknownPartitionError,
 )
 from actors.data_plane.meta import KVBatchMeta
-from actors.data_plane.schema import MAX_FIELDS, Schema
+from actors.data_plane.schema import Schema
 from actors.data_plane.transfer_queue.connection import Deadline, connection
 from actors.data_plane.transfer_queue.records import SHADOW, Record, schema_key, type_key
 from actors.data_plane.transfer_queue.requests import Samples
@@ -73,6 +73,7 @@ class TransferQueuePlane(DataPlane):
         if not types.keys() <= record.types.keys():  # another process may have written them first
             record = await self._read_record(meta.partition_id, Deadline(self._timeout_s))
         codec.check_types(meta.partition_id, record.types, types)
+        record.schema.check_room(meta.partition_id, record.types, columns)
         what = f"put {len(meta)} samples into partition {meta.partition_id!r}"
         if self._link.undoing:  # a put of the same keys may have been cancelled: let its clean-up go first
             await asyncio.wait(self._link.undoing, timeout=self._timeout_s)
@@ -166,8 +167,7 @@ class TransferQueuePlane(DataPlane):
             what = f"settle column types of partition {partition_id!r}"
             await self._link.ask(self._link.requests.resolve(SHADOW + partition_id, new, create=True), what, deadline)
             record = await self._read_record(partition_id, deadline)
-            if crowded := [name for name in types if name not in record.order]:
-                raise UnknownFieldError(f"partition {partition_id!r}: no room for column {crowded[0]!r}, it has {MAX_FIELDS}")
+            record.schema.check_room(partition_id, record.order, [name for name in types if name not in record.order])
             codec.check_types(partition_id, record.types, types)
         return record
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import pickle
 import signal
@@ -71,11 +70,9 @@ def test_other_processes_read_and_write(address: DataPlaneAddress, partition: st
     @ray.remote(num_cpus=0)
     class AsyncActor:
         async def double(self, address: DataPlaneAddress, meta: KVBatchMeta) -> KVBatchMeta:
-            return await asyncio.to_thread(self._double, address, meta)
-
-        def _double(self, address: DataPlaneAddress, meta: KVBatchMeta) -> KVBatchMeta:
             plane = connect(address, timeout_s=60)
-            return plane.put(meta, {"y": [row * 2 for row in plane.get(meta, ["x"])["x"]]})
+            columns = await plane.async_get(meta, ["x"])
+            return await plane.async_put(meta, {"y": [row * 2 for row in columns["x"]]})
 
     @ray.remote(num_cpus=0)
     def read(address: DataPlaneAddress, meta: KVBatchMeta) -> list[list[int]]:
