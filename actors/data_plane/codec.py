@@ -25,7 +25,7 @@ from actors.data_plane.interface import Column, ColumnTypeError
 
 SHAPE_SUFFIX = "::shape"
 _NBYTES = attrgetter("nbytes")
-_KIND = attrgetter("dtype", "layout", "is_nested", "ndim")
+_KIND = attrgetter("dtype", "layout", "is_nested", "is_meta", "ndim")
 _QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 
 
@@ -87,7 +87,7 @@ def column_type(rows: Column, where: str) -> ColumnType:
     """The type of at least one row.
 
     Raises:
-        ColumnTypeError: mixed dtypes, tensors beside other values, or sparse, nested or quantized tensors.
+        ColumnTypeError: mixed dtypes, tensors beside other values, or sparse, nested, quantized or meta tensors.
     """
     tensors = [isinstance(row, torch.Tensor) for row in rows]
     if not any(tensors):
@@ -98,8 +98,8 @@ def column_type(rows: Column, where: str) -> ColumnType:
     dtypes = sorted({str(dtype).removeprefix("torch.") for dtype, *_ in kinds})
     if len(dtypes) > 1:
         raise ColumnTypeError(f"{where} holds several dtypes: {', '.join(dtypes)}")
-    if any(layout is not torch.strided or nested or dtype in _QUANTIZED for dtype, layout, nested, _ in kinds):
-        raise ColumnTypeError(f"{where} holds a sparse, nested or quantized tensor: dense ones only")
+    if any(layout is not torch.strided or nested or meta or dtype in _QUANTIZED for dtype, layout, nested, meta, _ in kinds):
+        raise ColumnTypeError(f"{where} holds a sparse, nested, quantized or meta tensor: dense ones with values only")
     dims = {ndim for *_, ndim in kinds}
     return ColumnType(Layout.SCALAR if dims == {0} else Layout.VECTOR if dims == {1} else Layout.ARRAY, dtypes[0])
 
@@ -142,7 +142,8 @@ def unpack(packed: torch.Tensor, lengths: Sequence[int], dtype: torch.dtype, sca
     whole = packed.view(dtype)
     if scalar:
         return whole.unbind()
-    return whole.split([length // dtype.itemsize for length in lengths])  # type: ignore[no-untyped-call]
+    rows: Sequence[torch.Tensor] = whole.split([length // dtype.itemsize for length in lengths])  # type: ignore[no-untyped-call]
+    return rows
 
 
 def payload(columns: Mapping[str, Column]) -> int:

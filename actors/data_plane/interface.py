@@ -5,8 +5,8 @@
                                         └── clear(meta)
 
 Two implementations pass one contract suite (tests/actors/data_plane/): `transfer_queue.TransferQueuePlane` and
-`memory.MemoryPlane`. Values come back with the bits, dtype and shape they had. Every call has an `async_` twin for use inside
-asyncio actors; both forms run the same coroutine on a thread of the data plane's own (`loop.LoopThread`).
+`memory.MemoryPlane`. Values come back with the bits, dtype and shape they had. put, get, claim and clear have an `async_` form
+for use inside asyncio actors; both forms run the same coroutine on a thread of the data plane's own (`loop.LoopThread`).
 """
 
 from __future__ import annotations
@@ -168,7 +168,8 @@ class DataPlane(ABC):
         Values are copied, and must not change before the call ends. A column's type (dtype, and scalars, vectors, arrays or
         plain values) is fixed by its first put. The meta's sequence lengths and tags are kept with the samples, for `claim`;
         those of a later put replace lengths and are merged into tags.
-        Several processes may write at once, but not the same keys: the check for written columns is not a lock.
+        Several processes may write at once, but not the same keys: the check for written columns is not a lock. An overwrite
+        that ends in `DataPlaneGoneError` may have replaced the values that other storage actors hold.
 
         Raises:
             UnknownPartitionError, UnknownFieldError, RowCountError, ColumnTypeError, AlreadyWrittenError, CapacityError,
@@ -182,6 +183,8 @@ class DataPlane(ABC):
 
     def get(self, meta: KVBatchMeta, fields: Sequence[str]) -> dict[str, list[Any]]:
         """Read the named columns in the order of the meta's keys: one CPU tensor (or plain value) per row, the caller's own.
+
+        The tensors of a column may share one block of memory, without overlap: a row that is kept keeps the block.
 
         Raises:
             UnknownPartitionError, UnknownKeyError, UnknownFieldError, DataPlaneGoneError.
@@ -285,17 +288,21 @@ class DataPlane(ABC):
         self._check_open(operation, request)
         try:
             return self._loop.wait(self._measured(operation, request, time.perf_counter()), self._limit_s(extra_s), undo)
-        except (LoopStoppedError, LoopStuckError) as error:
+        except LoopStuckError as error:
+            raise DataPlaneGoneError(f"{operation}: {error} in all") from error
+        except LoopStoppedError as error:
             request.close()
-            raise DataPlaneGoneError(f"{operation}: the run's data plane was stopped: {error}") from error
+            raise DataPlaneGoneError(f"{operation}: the run's data plane was stopped") from error
 
     async def _wait_async[T](self, operation: str, request: Request[Done[T]], extra_s: float = 0.0, undo: Undo[T] | None = None) -> T:
         self._check_open(operation, request)
         try:
             return await self._loop.wait_async(self._measured(operation, request, time.perf_counter()), self._limit_s(extra_s), undo)
-        except (LoopStoppedError, LoopStuckError) as error:
+        except LoopStuckError as error:
+            raise DataPlaneGoneError(f"{operation}: {error} in all") from error
+        except LoopStoppedError as error:
             request.close()
-            raise DataPlaneGoneError(f"{operation}: the run's data plane was stopped: {error}") from error
+            raise DataPlaneGoneError(f"{operation}: the run's data plane was stopped") from error
 
     def _limit_s(self, extra_s: float) -> float:
         return 2 * self._timeout_s + extra_s + _GRACE_S

@@ -5,8 +5,8 @@ claim   take (the controller picks and marks in one step) ► notes ► meta;   
 get     resolve keys ► load values                            clear   resolve keys ► forget
 
 Only `publish` makes a put visible, and it comes last. Whatever fails or is cancelled before it, the samples that the put
-made are forgotten. With a bounded partition a put makes its samples first and counts then: whoever went over the capacity
-gives them back and waits.
+made are forgotten; only an overwrite that is cancelled goes on to its end. With a bounded partition a put makes its samples
+first and counts then: whoever went over the capacity gives them back and waits.
 """
 
 from __future__ import annotations
@@ -78,19 +78,30 @@ class TransferQueuePlane(DataPlane):
         if self._link.undoing:  # a put of the same keys may have been cancelled: let its clean-up go first
             await asyncio.wait(self._link.undoing, timeout=self._timeout_s)
         samples = await self._admit(meta, record, columns, overwrite, what)
-        deadline, noted = Deadline(self._timeout_s), False
+        mask = record.mask(columns)
+        replacing = any(note.get("columns", 0) & mask for note in samples.notes)
+        writing = asyncio.ensure_future(self._write(meta, samples, columns, types, what))
         try:
-            record = await self._settle_types(meta.partition_id, types, deadline)
-            encoded = [codec.encode(name, rows, record.types[name]) for name, rows in columns.items()]
-            stored = {field: values for part in encoded for field, values in part.items()}
-            notes = _notes(meta, samples, record.mask(columns))
-            noted = True
-            await self._link.ask(self._link.requests.store(samples, stored, notes), what, deadline)
-            await self._link.ask(self._link.requests.publish(samples, list(stored)), what, deadline)
+            await asyncio.shield(writing)
         except BaseException as error:
-            await self._withdraw(samples, error, noted)
+            if replacing and not writing.done():  # cancelled when some old values may be gone: all new ones is the way left
+                self._link.give_back(_finish(writing))
+            else:
+                await self._withdraw(samples, error, writing)
             raise
         return Done(meta.with_fields(*columns), len(meta), codec.payload(columns))
+
+    async def _write(
+        self, meta: KVBatchMeta, samples: Samples, columns: Mapping[str, Column], types: Mapping[str, codec.ColumnType], what: str
+    ) -> None:
+        """Store the columns of samples that were admitted, and make them visible."""
+        deadline = Deadline(self._timeout_s)
+        record = await self._settle_types(meta.partition_id, types, deadline)
+        encoded = [codec.encode(name, rows, record.types[name]) for name, rows in columns.items()]
+        stored = {field: values for part in encoded for field, values in part.items()}
+        notes = _notes(meta, samples, record.mask(columns))
+        await self._link.ask(self._link.requests.store(samples, stored, notes), what, deadline)
+        await self._link.ask(self._link.requests.publish(samples, list(stored)), what, deadline)
 
     async def _get(self, meta: KVBatchMeta, fields: Sequence[str]) -> Done[dict[str, list[Any]]]:
         record = await self._record(meta.partition_id)
@@ -207,21 +218,24 @@ class TransferQueuePlane(DataPlane):
                 return
         raise CapacityError(f"{message} after waiting {deadline.seconds:g} s")
 
-    async def _withdraw(self, samples: Samples, error: BaseException, noted: bool = False) -> None:
+    async def _withdraw(self, samples: Samples, error: BaseException, writing: asyncio.Future[None] | None = None) -> None:
         """Undo a put that failed: at once, or in the background when nobody waits any more or nobody answers."""
-        undoing = self._link.give_back(self._undo_put(samples, noted))
+        undoing = self._link.give_back(self._undo_put(samples, writing))
         if isinstance(error, Exception) and not isinstance(error, DataPlaneGoneError):
             await asyncio.wait({undoing})
 
-    async def _undo_put(self, samples: Samples, noted: bool = False) -> None:
-        """Forget the samples that a put made; take back what it noted of those that it found."""
-        new = samples.rows([row for row, note in enumerate(samples.notes) if "columns" not in note])
-        old = samples.rows([row for row, note in enumerate(samples.notes) if "columns" in note]) if noted else samples.rows([])
+    async def _undo_put(self, samples: Samples, writing: asyncio.Future[None] | None = None) -> None:
+        """Forget the samples that a put made; take back what it noted of those that it found, if it came to writing."""
         what, deadline = f"take back a put into partition {samples.partition_id!r}", Deadline(self._timeout_s)
+        if writing is not None:
+            writing.cancel()
+            await asyncio.wait({writing})
+            old = samples.rows([row for row, note in enumerate(samples.notes) if "columns" in note])
+            if old.indexes:
+                await self._link.ask(self._link.requests.note(old, old.notes), what, deadline)
+        new = samples.rows([row for row, note in enumerate(samples.notes) if "columns" not in note])
         if new.indexes:
             await self._link.ask(self._link.requests.forget(new), what, deadline)
-        if old.indexes:
-            await self._link.ask(self._link.requests.note(old, old.notes), what, deadline)
 
     async def _give_back(self, partition_id: str, consumer: str, keys: Sequence[str]) -> None:
         what = f"give back a claim of partition {partition_id!r} for {consumer!r}"
@@ -237,6 +251,10 @@ class TransferQueuePlane(DataPlane):
             if lacking := [key for key in meta.keys if not notes[key]["columns"] & record.mask([name])]:
                 raise UnknownFieldError(f"{where}: column {name!r} is not written for key {lacking[0]!r}")
         raise UnknownFieldError(f"{where}: {', '.join(fields)} are being written or cleared right now")
+
+
+async def _finish(writing: asyncio.Future[None]) -> None:
+    await writing
 
 
 def _notes(meta: KVBatchMeta, samples: Samples, mask: int) -> list[dict[str, Any]]:

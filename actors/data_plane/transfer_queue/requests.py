@@ -85,7 +85,10 @@ class Requests:
                 start += aligned(len(packed))
             indexes = [samples.indexes[row] for row in rows]
             requests.append(self._storage._put_to_single_storage_unit(indexes, data, target_storage_unit=unit))
-        await asyncio.gather(*requests, self.note(samples, notes))
+        # All of them end before the first error is raised: what comes after it must not be overtaken by one of these.
+        outcomes = await asyncio.gather(*requests, self.note(samples, notes), return_exceptions=True)
+        if errors := [outcome for outcome in outcomes if isinstance(outcome, BaseException)]:
+            raise errors[0]
         self._scratch.give(buffer)
 
     async def note(self, samples: Samples, notes: Sequence[dict[str, Any]]) -> None:

@@ -141,19 +141,21 @@ def test_errors_name_what_is_wrong(plane: DataPlane, partition: str) -> None:
     with pytest.raises(UnknownPartitionError, match=partition):
         plane.clear(batch(partition, "a"))
 
-    plane.register_partition(partition, fields=["x"])
-    with pytest.raises(UnknownKeyError, match="'a'"):
+    plane.register_partition(partition, fields=["x", "y"])
+    with pytest.raises(UnknownKeyError, match=f"{partition}'.*'a'"):
         plane.get(batch(partition, "a"), ["x"])
-    with pytest.raises(UnknownFieldError, match="'z'"):
+    with pytest.raises(UnknownFieldError, match=f"{partition}'.*'z'.*its columns: x, y"):
         plane.put(batch(partition, "a"), {"z": [torch.tensor(1)]})
-    with pytest.raises(UnknownFieldError, match="'z'"):
+    with pytest.raises(UnknownFieldError, match=f"{partition}'.*'z'"):
         plane.get(batch(partition, "a"), ["z"])
-    with pytest.raises(RowCountError, match="2 rows for 1 keys"):
+    with pytest.raises(RowCountError, match=f"{partition}'.*'x' has 2 rows for 1 keys"):
         plane.put(batch(partition, "a"), {"x": [torch.tensor(1)] * 2})
     assert plane.status(partition).samples == 0
     plane.put(batch(partition, "a"), {"x": [torch.tensor(1)]})
-    with pytest.raises(UnknownKeyError, match="'b'"):
+    with pytest.raises(UnknownKeyError, match=f"{partition}'.*'b'"):
         plane.get(batch(partition, "a", "b"), ["x"])
+    with pytest.raises(UnknownFieldError, match=f"{partition}'.*'y' is not written for key 'a'"):
+        plane.get(batch(partition, "a"), ["x", "y"])
 
 
 @pytest.mark.parametrize(
@@ -162,9 +164,10 @@ def test_errors_name_what_is_wrong(plane: DataPlane, partition: str) -> None:
         [torch.tensor(1), torch.tensor(1.0)],
         [torch.tensor(1), "text"],
         [torch.ones(2).to_sparse(), torch.ones(2).to_sparse()],
+        [torch.ones(2, device="meta"), torch.ones(2, device="meta")],
         [lambda: None, lambda: None],
     ],
-    ids=["two dtypes", "tensor and text", "sparse", "not picklable"],
+    ids=["two dtypes", "tensor and text", "sparse", "without values", "not picklable"],
 )
 def test_rows_that_do_not_make_a_column(plane: DataPlane, partition: str, rows: list[Any]) -> None:
     plane.register_partition(partition, fields=["x"])
@@ -435,6 +438,23 @@ def test_a_cancelled_put_leaves_all_or_nothing(made: Plane, partition: str) -> N
 
     assert asyncio.run(run()) <= {"all", "nothing"}
     assert made.plane.status(partition).samples == 0
+
+
+def test_a_cancelled_overwrite_replaces_all_or_nothing(made: Plane, partition: str) -> None:
+    made.plane.register_partition(partition, fields=["x"])
+    meta = batch(partition, *(f"k{n}" for n in range(8)))
+    made.plane.put(meta, {"x": [torch.tensor(-1)] * 8})
+
+    async def run() -> None:
+        for n in range(30):
+            put = asyncio.create_task(made.plane.async_put(meta, {"x": [torch.tensor(n)] * 8}, overwrite=True))
+            await asyncio.sleep(random.Random(n).uniform(0, 0.006))
+            put.cancel()
+            await asyncio.wait({put})
+            await made.plane.async_put(batch(partition, f"other-{n}"), {"x": [torch.tensor(0)]})  # after what goes on behind it
+            assert len(set(torch.stack((await made.plane.async_get(meta, ["x"]))["x"]).tolist())) == 1
+
+    asyncio.run(run())
 
 
 def test_metrics_count_what_was_done(plane: DataPlane, partition: str) -> None:
