@@ -18,7 +18,10 @@ class DataPlaneConfig(StrictModel):
 
     num_storage_units: PositiveInt = 1  # transfer_queue: backend.SimpleStorage.num_data_storage_units
     capacity_samples: PositiveInt | None = Field(None, description="Most samples in the training partition; a put beyond it waits.")
-    timeout_s: PositiveFloat = Field(120.0, description="Longest wait for one put, get or clear.")
+    timeout_s: PositiveFloat = Field(120.0, description="Longest wait for one put, get or clear; a put waits as long again for space.")
+    prometheus_port: int | None = Field(  # transfer_queue: metrics.enabled, metrics.port
+        None, ge=0, le=65535, description="Serve TransferQueue's Prometheus metrics on 127.0.0.1 at this port; 0: any free one."
+    )
 
 
 class RayConfig(StrictModel):

@@ -13,17 +13,20 @@ is stored but silently never becomes readable. Bits, dtype and shape survive (bo
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any
 
 import torch
 
-from actors.data_plane.interface import Column, ColumnTypeError, RowCountError, UnknownFieldError
-from actors.data_plane.meta import KVBatchMeta
+from actors.data_plane.interface import Column, ColumnTypeError
 
 SHAPE_SUFFIX = "::shape"
+_NBYTES = attrgetter("nbytes")
+_KIND = attrgetter("dtype", "layout", "is_nested", "is_meta", "ndim")
+_QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 
 
 class Layout(StrEnum):
@@ -60,106 +63,112 @@ class ColumnType:
         return self == other or (self.layout is Layout.ARRAY and other.layout is not Layout.OBJECT and self.dtype == other.dtype)
 
 
-@dataclass
-class Schema:
-    """What a partition may hold, and what is known of its columns' types so far."""
-
-    fields: frozenset[str]
-    capacity: int | None
-    types: dict[str, ColumnType]
-
-    def mask(self, names: Iterable[str]) -> int:
-        """A set of columns as bits, in alphabetical order: small enough to ride with every sample."""
-        order = sorted(self.fields)
-        return sum(1 << order.index(name) for name in names)
-
-
-def check_fields(partition_id: str, names: Sequence[str], schema: frozenset[str]) -> None:
-    """Refuse columns that the partition's schema does not name.
-
-    Raises:
-        UnknownFieldError.
-    """
-    if unknown := [name for name in names if name not in schema]:
-        known = ", ".join(sorted(schema))
-        raise UnknownFieldError(f"partition {partition_id!r} has no column {unknown[0]!r}; its columns: {known}")
-
-
-def check_columns(meta: KVBatchMeta, columns: Mapping[str, Column], schema: frozenset[str]) -> dict[str, ColumnType]:
-    """The type of each column, when the columns fit the meta and the partition's schema.
-
-    Raises:
-        UnknownFieldError, RowCountError, ColumnTypeError.
-    """
-    where = f"partition {meta.partition_id!r}"
-    check_fields(meta.partition_id, tuple(columns), schema)
-    for name, rows in columns.items():
-        if len(rows) != len(meta):
-            raise RowCountError(f"{where}: column {name!r} has {len(rows)} rows for {len(meta)} keys")
-    return {name: column_type(rows, f"{where}: column {name!r}") for name, rows in columns.items()} if len(meta) else {}
-
-
-def check_type(known: ColumnType, given: ColumnType, where: str) -> None:
-    """Refuse rows of another type than the column was first written with.
+def column_types(partition_id: str, columns: Mapping[str, Column]) -> dict[str, ColumnType]:
+    """The type of each column of at least one row.
 
     Raises:
         ColumnTypeError.
     """
-    if not known.accepts(given):
-        raise ColumnTypeError(f"{where} was first written as {known}, these rows are {given}")
+    return {name: column_type(rows, f"partition {partition_id!r}: column {name!r}") for name, rows in columns.items()}
+
+
+def check_types(partition_id: str, known: Mapping[str, ColumnType], given: Mapping[str, ColumnType]) -> None:
+    """Refuse rows of another type than their column was first written with.
+
+    Raises:
+        ColumnTypeError.
+    """
+    for name, kind in given.items():
+        if name in known and not known[name].accepts(kind):
+            raise ColumnTypeError(f"partition {partition_id!r}: column {name!r} was first written as {known[name]}, these rows are {kind}")
 
 
 def column_type(rows: Column, where: str) -> ColumnType:
     """The type of at least one row.
 
     Raises:
-        ColumnTypeError: mixed dtypes, tensors beside other values, or sparse, nested or quantized tensors.
+        ColumnTypeError: mixed dtypes, tensors beside other values, or sparse, nested, quantized or meta tensors.
     """
-    tensors = [row for row in rows if isinstance(row, torch.Tensor)]
-    if not tensors:
+    tensors = [isinstance(row, torch.Tensor) for row in rows]
+    if not any(tensors):
         return ColumnType(Layout.OBJECT)
-    if len(tensors) < len(rows):
+    if not all(tensors):
         raise ColumnTypeError(f"{where} holds tensors beside other values")
-    dtypes = {row.dtype for row in tensors}
+    kinds = set(map(_KIND, rows))
+    dtypes = sorted({str(dtype).removeprefix("torch.") for dtype, *_ in kinds})
     if len(dtypes) > 1:
-        raise ColumnTypeError(f"{where} holds several dtypes: {', '.join(sorted(map(str, dtypes)))}")
-    if any(row.layout is not torch.strided or row.is_nested or row.is_quantized for row in tensors):
-        raise ColumnTypeError(f"{where} holds a sparse, nested or quantized tensor: dense ones only")
-    dims = {row.dim() for row in tensors}
-    layout = Layout.SCALAR if dims == {0} else Layout.VECTOR if dims == {1} else Layout.ARRAY
-    return ColumnType(layout, str(dtypes.pop()).removeprefix("torch."))
+        raise ColumnTypeError(f"{where} holds several dtypes: {', '.join(dtypes)}")
+    if any(layout is not torch.strided or nested or meta or dtype in _QUANTIZED for dtype, layout, nested, meta, _ in kinds):
+        raise ColumnTypeError(f"{where} holds a sparse, nested, quantized or meta tensor: dense ones with values only")
+    dims = {ndim for *_, ndim in kinds}
+    return ColumnType(Layout.SCALAR if dims == {0} else Layout.VECTOR if dims == {1} else Layout.ARRAY, dtypes[0])
 
 
-def stored_fields(name: str, kind: ColumnType) -> tuple[str, ...]:
-    """Names of the stored fields that hold one column."""
-    return (name, name + SHAPE_SUFFIX) if kind.layout is Layout.ARRAY else (name,)
-
-
-def encode(name: str, rows: Column, kind: ColumnType) -> dict[str, torch.Tensor]:
-    """Stored fields of a column: dense [n] or [n, L], or jagged [n, *]. Always a copy, on the CPU.
+def encode(name: str, rows: Column, kind: ColumnType) -> dict[str, list[torch.Tensor]]:
+    """Stored fields of a column: rows of at most one dimension, on the CPU. They may be views of what was given.
 
     Raises:
         ColumnTypeError: a value that cannot be pickled.
     """
     if kind.layout is Layout.OBJECT:
-        return {name: _pack([_pickled(name, row) for row in rows])}
+        return {name: [torch.frombuffer(bytearray(pickled(f"column {name!r}", row)), dtype=torch.uint8) for row in rows]}
     tensors = list(rows) if all(row.is_cpu for row in rows) else [row.cpu() for row in rows]
     if kind.layout is not Layout.ARRAY:
-        return {name: _pack(tensors)}
-    return {
-        name: _pack([tensor.reshape(-1) for tensor in tensors]),
-        name + SHAPE_SUFFIX: _pack([torch.tensor(tensor.shape, dtype=torch.int64) for tensor in tensors]),
-    }
+        return {name: tensors}
+    shapes = [torch.tensor(tensor.shape, dtype=torch.int64) for tensor in tensors]
+    return {name: [tensor.reshape(-1) for tensor in tensors], name + SHAPE_SUFFIX: shapes}
 
 
-def decode(name: str, kind: ColumnType, stored: Mapping[str, torch.Tensor]) -> list[Any]:
-    """Rows of a column from its stored fields. Tensor rows are views that do not overlap."""
-    rows = list(stored[name].unbind())
+def lengths(rows: list[torch.Tensor]) -> list[int]:
+    """Bytes of each row."""
+    return list(map(_NBYTES, rows))
+
+
+@torch.no_grad()
+def pack(rows: list[torch.Tensor], out: torch.Tensor) -> None:
+    """Write rows of one dtype as they travel and are kept: jagged, one after another, never padded.
+
+    Args:
+        out: uint8 [sum(lengths(rows))], aligned for the dtype.
+    """
+    join = torch.stack if rows[0].ndim == 0 else torch.cat
+    join(rows, out=out.view(rows[0].dtype))
+
+
+def unpack(packed: torch.Tensor, lengths: Sequence[int], dtype: torch.dtype, scalar: bool) -> Sequence[torch.Tensor]:
+    """The inverse of `pack`. Rows are views that do not overlap."""
+    if packed.data_ptr() % dtype.itemsize:  # a network frame may start anywhere
+        packed = packed.clone()
+    whole = packed.view(dtype)
+    if scalar:
+        return whole.unbind()
+    rows: Sequence[torch.Tensor] = whole.split([length // dtype.itemsize for length in lengths])  # type: ignore[no-untyped-call]
+    return rows
+
+
+def payload(columns: Mapping[str, Column]) -> int:
+    """Bytes of the elements of the columns that are tensors."""
+    tensors = (rows for rows in columns.values() if len(rows) and isinstance(rows[0], torch.Tensor))
+    return sum(sum(map(_NBYTES, rows)) for rows in tensors)
+
+
+def stored_types(name: str, kind: ColumnType) -> dict[str, tuple[torch.dtype, bool]]:
+    """The stored fields that hold one column, each with the dtype of its rows and whether they are scalars."""
+    match kind.layout:
+        case Layout.OBJECT:
+            return {name: (torch.uint8, False)}
+        case Layout.ARRAY:
+            return {name: (getattr(torch, kind.dtype), False), name + SHAPE_SUFFIX: (torch.int64, False)}
+    return {name: (getattr(torch, kind.dtype), kind.layout is Layout.SCALAR)}
+
+
+def decode(name: str, kind: ColumnType, stored: Mapping[str, list[torch.Tensor]]) -> list[Any]:
+    """Rows of a column from the rows of its stored fields. Tensors share memory with what is given."""
+    rows = stored[name]
     if kind.layout is Layout.OBJECT:
-        return [pickle.loads(row.numpy().tobytes()) for row in rows]
+        return [pickle.loads(row.numpy().data) for row in rows]
     if kind.layout is Layout.ARRAY:
-        shapes = stored[name + SHAPE_SUFFIX].unbind()
-        return [row.reshape(shape.tolist()) for row, shape in zip(rows, shapes, strict=True)]
+        return [row.reshape(shape.tolist()) for row, shape in zip(rows, stored[name + SHAPE_SUFFIX], strict=True)]
     return rows
 
 
@@ -170,23 +179,17 @@ def copy_row(name: str, row: Any) -> Any:
         ColumnTypeError: a value that cannot be pickled.
     """
     if isinstance(row, torch.Tensor):
-        return row.detach().to("cpu", copy=True).contiguous()
-    return pickle.loads(_dumps(name, row))
+        return row.detach().to("cpu", copy=True).contiguous().resolve_conj().resolve_neg()
+    return pickle.loads(pickled(f"column {name!r}", row))
 
 
-@torch.no_grad()
-def _pack(rows: list[torch.Tensor]) -> torch.Tensor:
-    if len({row.shape for row in rows}) == 1:
-        return torch.stack(rows)
-    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+def pickled(what: str, value: Any) -> bytes:
+    """Any plain value as bytes.
 
-
-def _pickled(name: str, row: Any) -> torch.Tensor:
-    return torch.frombuffer(bytearray(_dumps(name, row)), dtype=torch.uint8)
-
-
-def _dumps(name: str, row: Any) -> bytes:
+    Raises:
+        ColumnTypeError: it cannot be pickled.
+    """
     try:
-        return pickle.dumps(row, protocol=pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise ColumnTypeError(f"column {name!r}: a {type(row).__name__} cannot be pickled: {error}") from error
+        raise ColumnTypeError(f"{what}: a {type(value).__name__} cannot be pickled: {error}") from error

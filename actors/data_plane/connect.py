@@ -28,11 +28,16 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class DataPlaneAddress:
-    """Where one run's data plane is. Holds no handles: passing it around keeps nothing alive."""
+    """Where one run's data plane is. Holds no handles: passing it around keeps nothing alive.
+
+    Attributes:
+        metrics: "host:port" of the Prometheus endpoint, when `data_plane.prometheus_port` is set.
+    """
 
     namespace: str
     controller: Endpoint
     storage: tuple[Endpoint, ...]
+    metrics: str | None = None
 
 
 def connect(address: DataPlaneAddress, timeout_s: float) -> DataPlane:

@@ -1,13 +1,16 @@
 """MemoryPlane: the data plane of one process, for unit tests of everything that reads and writes columns.
 
-threads ── put ──► {partition: {key: {column: value}}} ── get ──► threads        one lock; a full partition's put waits on it
+threads, coroutines ──► loop thread ──► {partition: {key: columns, length, tags}}, {consumer: claimed keys}
+                                        only that thread touches them; waiting puts and claims sleep on one condition
 """
 
 from __future__ import annotations
 
-import threading
+import asyncio
+import copy
+import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,116 +18,190 @@ from actors.data_plane import codec
 from actors.data_plane.interface import (
     AlreadyWrittenError,
     CapacityError,
+    ClaimTimeoutError,
     Column,
     DataPlane,
-    DataPlaneGoneError,
+    Done,
     PartitionConflictError,
     PartitionStatus,
     UnknownFieldError,
     UnknownKeyError,
     UnknownPartitionError,
-    check_schema,
 )
+from actors.data_plane.loop import LoopThread
 from actors.data_plane.meta import KVBatchMeta
+from actors.data_plane.schema import Schema
+
+
+@dataclass
+class _Sample:
+    columns: dict[str, Any] = field(default_factory=dict)
+    length: int | None = None
+    tags: dict[str, Any] | None = None
 
 
 @dataclass
 class _Partition:
-    fields: frozenset[str]
-    capacity: int | None
+    schema: Schema
     types: dict[str, codec.ColumnType] = field(default_factory=dict)
-    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    samples: dict[str, _Sample] = field(default_factory=dict)  # in order of first write
+    claimed: dict[str, set[str]] = field(default_factory=dict)
+
+    def unclaimed(self, consumer: str) -> list[str]:
+        return [key for key in self.samples if key not in self.claimed.setdefault(consumer, set())]
+
+
+@dataclass
+class _Store:
+    partitions: dict[str, _Partition] = field(default_factory=dict)
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+
+@functools.cache
+def _shared_loop() -> LoopThread:
+    return LoopThread("data-plane-memory")
 
 
 class MemoryPlane(DataPlane):
-    """Passes the same contract suite as `TransferQueuePlane`. Safe to share between threads."""
+    """Passes the same contract suite as `TransferQueuePlane`."""
 
     def __init__(self, timeout_s: float = 120.0) -> None:
-        self._timeout_s = timeout_s
-        self._partitions: dict[str, _Partition] = {}
-        self._changed = threading.Condition()
-        self._closed = False
+        super().__init__(_shared_loop(), timeout_s)
+        self._store = _Store()
 
     def with_timeout(self, timeout_s: float) -> MemoryPlane:
         """Another client of the same partitions."""
         other = MemoryPlane(timeout_s)
-        other._partitions, other._changed = self._partitions, self._changed
+        other._store = self._store
         return other
 
-    def register_partition(self, partition_id: str, *, fields: Sequence[str], capacity: int | None = None) -> None:
-        schema = check_schema(partition_id, fields, capacity)
-        with self._changed:
-            self._open()
-            known = self._partitions.setdefault(partition_id, _Partition(schema, capacity))
-        if (known.fields, known.capacity) != (schema, capacity):
-            raise PartitionConflictError(f"partition {partition_id!r} exists with other columns or another capacity")
+    async def _register(
+        self, partition_id: str, fields: Sequence[str], capacity: int | None, consumers: Sequence[str], extra_fields: bool
+    ) -> Done[None]:
+        schema = Schema.build(partition_id, fields, capacity, consumers, extra_fields)
+        if self._store.partitions.setdefault(partition_id, _Partition(schema)).schema != schema:
+            raise PartitionConflictError(f"partition {partition_id!r} exists with another schema")
+        return Done(None)
 
-    def put(self, meta: KVBatchMeta, columns: Mapping[str, Column], *, overwrite: bool = False) -> KVBatchMeta:
-        with self._changed:
-            partition = self._partition(meta.partition_id)
-            types = codec.check_columns(meta, columns, partition.fields)
-            for name, kind in types.items():
-                codec.check_type(partition.types.get(name, kind), kind, f"partition {meta.partition_id!r}: column {name!r}")
-            copies = {name: [codec.copy_row(name, row) for row in rows] for name, rows in columns.items()}
-            if not copies:
-                return meta
-            self._wait_for_space(meta, partition, copies, overwrite)
-            partition.types = types | partition.types
-            for row, key in enumerate(meta.keys):
-                partition.rows.setdefault(key, {}).update({name: values[row] for name, values in copies.items()})
-        return meta.with_fields(*columns)
+    async def _put(self, meta: KVBatchMeta, columns: Mapping[str, Column], overwrite: bool) -> Done[KVBatchMeta]:
+        partition = self._partition(meta.partition_id)
+        partition.schema.check_put(meta, columns)
+        if not (columns and meta.keys):
+            return Done(meta.with_fields(*columns))
+        types = codec.column_types(meta.partition_id, columns)
+        codec.check_types(meta.partition_id, partition.types, types)
+        partition.schema.check_room(meta.partition_id, partition.types, columns)
+        copies = {name: [codec.copy_row(name, row) for row in rows] for name, rows in columns.items()}
+        tags = [codec.copy_row("tags", tag) for tag in meta.tags]
+        await self._wait_for_space(meta, partition, copies, overwrite)
+        codec.check_types(meta.partition_id, partition.types, types)  # another put may have been first meanwhile
+        partition.types = types | partition.types
+        for row, key in enumerate(meta.keys):
+            sample = partition.samples.setdefault(key, _Sample())
+            sample.columns.update({name: values[row] for name, values in copies.items()})
+            if meta.sequence_lengths:
+                sample.length = meta.sequence_lengths[row]
+            if tags:
+                sample.tags = (sample.tags or {}) | tags[row]
+        await self._notify()
+        return Done(meta.with_fields(*columns), len(meta), codec.payload(copies))
 
-    def get(self, meta: KVBatchMeta, fields: Sequence[str]) -> dict[str, list[Any]]:
-        with self._changed:
-            partition = self._partition(meta.partition_id)
-            codec.check_fields(meta.partition_id, fields, partition.fields)
-            where = f"partition {meta.partition_id!r}"
+    async def _get(self, meta: KVBatchMeta, fields: Sequence[str]) -> Done[dict[str, list[Any]]]:
+        partition, where = self._partition(meta.partition_id), f"partition {meta.partition_id!r}"
+        partition.schema.check_fields(meta.partition_id, fields)
+        for key in meta.keys:
+            if key not in partition.samples:
+                raise UnknownKeyError(f"{where}: no key {key!r}")
+        for name in fields:
             for key in meta.keys:
-                if key not in partition.rows:
-                    raise UnknownKeyError(f"{where}: no key {key!r}")
-            for name in fields:
-                for key in meta.keys:
-                    if name not in partition.rows[key]:
-                        raise UnknownFieldError(f"{where}: column {name!r} is not written for key {key!r}")
-            return {name: [codec.copy_row(name, partition.rows[key][name]) for key in meta.keys] for name in fields}
+                if name not in partition.samples[key].columns:
+                    raise UnknownFieldError(f"{where}: column {name!r} is not written for key {key!r}")
+        values = {name: [codec.copy_row(name, partition.samples[key].columns[name]) for key in meta.keys] for name in fields}
+        return Done(values, len(meta), codec.payload(values))
 
-    def clear(self, meta: KVBatchMeta) -> None:
-        with self._changed:
-            partition = self._partition(meta.partition_id)
-            for key in meta.keys:
-                partition.rows.pop(key, None)
-            self._changed.notify_all()
+    async def _claim(self, partition_id: str, consumer: str, fields: Sequence[str], count: int, timeout_s: float) -> Done[KVBatchMeta]:
+        partition = self._partition(partition_id)
+        partition.schema.check_claim(partition_id, consumer, fields, count)
 
-    def status(self, partition_id: str) -> PartitionStatus:
-        with self._changed:
-            partition = self._partition(partition_id)
-            return PartitionStatus(partition_id, len(partition.rows), partition.fields, partition.capacity)
+        def ready() -> list[str]:
+            return [key for key in partition.unclaimed(consumer) if partition.samples[key].columns.keys() >= set(fields)]
 
-    def close(self) -> None:
-        self._closed = True
+        if not await self._wait_until(lambda: len(ready()) >= count, time.monotonic() + timeout_s):
+            waiting = [partition.samples[key].columns for key in partition.unclaimed(consumer)]
+            lacking = {name: sum(name not in columns for columns in waiting) for name in fields}
+            missing = {name: number for name, number in lacking.items() if number}
+            raise ClaimTimeoutError.of(partition_id, consumer, timeout_s, len(ready()), count, missing)
+        keys = tuple(ready()[:count])
+        partition.claimed[consumer].update(keys)
+        samples = [partition.samples[key] for key in keys]
+        known = all(sample.length is not None for sample in samples)
+        tagged = any(sample.tags is not None for sample in samples)
+        claimed = KVBatchMeta(
+            partition_id=partition_id,
+            task_name=consumer,
+            keys=keys,
+            fields=frozenset(fields),
+            sequence_lengths=tuple(sample.length or 0 for sample in samples) if known else (),
+            tags=tuple(copy.deepcopy(sample.tags or {}) for sample in samples) if tagged else (),
+        )
+        return Done(claimed, count)
 
-    def _open(self) -> None:
-        if self._closed:
-            raise DataPlaneGoneError("this data-plane client is closed")
+    async def _unclaim(self, claimed: KVBatchMeta) -> None:
+        if partition := self._store.partitions.get(claimed.partition_id):
+            partition.claimed[claimed.task_name].difference_update(claimed.keys)
+            await self._notify()
+
+    async def _clear(self, meta: KVBatchMeta) -> Done[None]:
+        partition = self._partition(meta.partition_id)
+        for key in meta.keys:
+            partition.samples.pop(key, None)
+        for keys in partition.claimed.values():
+            keys.difference_update(meta.keys)
+        await self._notify()
+        return Done(None, len(meta))
+
+    async def _status(self, partition_id: str) -> Done[PartitionStatus]:
+        partition = self._partition(partition_id)
+        schema = partition.schema
+        return Done(PartitionStatus(partition_id, len(partition.samples), schema.fields, schema.capacity, schema.consumers))
+
+    def _partitions_used(self) -> list[str]:
+        return list(self._store.partitions)
 
     def _partition(self, partition_id: str) -> _Partition:
-        self._open()
-        if partition_id not in self._partitions:
+        if partition_id not in self._store.partitions:
             raise UnknownPartitionError(f"no partition {partition_id!r}: register it first")
-        return self._partitions[partition_id]
+        return self._store.partitions[partition_id]
 
-    def _wait_for_space(self, meta: KVBatchMeta, partition: _Partition, columns: Mapping[str, Any], overwrite: bool) -> None:
-        deadline = time.monotonic() + self._timeout_s
-        while True:
+    async def _wait_for_space(self, meta: KVBatchMeta, partition: _Partition, columns: Mapping[str, Any], overwrite: bool) -> None:
+        where, capacity = f"partition {meta.partition_id!r}", partition.schema.capacity
+
+        def fresh() -> int:
+            return sum(key not in partition.samples for key in meta.keys)
+
+        def fits() -> bool:
             for key in () if overwrite else meta.keys:
-                if both := sorted(partition.rows.get(key, {}).keys() & columns.keys()):
-                    raise AlreadyWrittenError(f"partition {meta.partition_id!r}: column {both[0]!r} is already written for key {key!r}")
-            fresh = sum(key not in partition.rows for key in meta.keys)
-            held, capacity = len(partition.rows), partition.capacity
-            if capacity is None or not fresh or held + fresh <= capacity:
-                return
-            message = f"partition {meta.partition_id!r}: no space for {fresh} more samples, it holds {held} of {capacity}"
-            if fresh > capacity:
-                raise CapacityError(message)
-            if not self._changed.wait(timeout=deadline - time.monotonic()):
-                raise CapacityError(f"{message} after waiting {self._timeout_s:g} s")
+                if both := sorted(partition.samples.get(key, _Sample()).columns.keys() & columns.keys()):
+                    raise AlreadyWrittenError(f"{where}: column {both[0]!r} is already written for key {key!r}")
+            return capacity is None or not fresh() or len(partition.samples) + fresh() <= capacity
+
+        if fits():
+            return
+        message = f"{where}: no space for {fresh()} more samples, it holds {len(partition.samples)} of {capacity}"
+        if capacity is not None and fresh() > capacity:
+            raise CapacityError(message)
+        if not await self._wait_until(fits, time.monotonic() + self._timeout_s):
+            raise CapacityError(f"{message} after waiting {self._timeout_s:g} s")
+
+    async def _wait_until(self, condition: Callable[[], bool], deadline: float) -> bool:
+        """Whether the condition came true in time. Nothing else runs between its last look and the caller's next await."""
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()), self._store.changed:
+                await self._store.changed.wait_for(condition)
+        except TimeoutError:
+            return condition()
+        return True
+
+    async def _notify(self) -> None:
+        async with self._store.changed:
+            self._store.changed.notify_all()

@@ -9,16 +9,18 @@ import pytest
 from actors.data_plane.connect import DataPlaneAddress
 from configs.run import DataPlaneConfig
 
+StartQueue = Callable[[str, DataPlaneConfig], DataPlaneAddress]
+
 
 @pytest.fixture(scope="session")
-def start_queue(ray_session: None) -> Iterator[Callable[[str, int], DataPlaneAddress]]:
+def start_queue(ray_session: None) -> Iterator[StartQueue]:
     """Starts the queue of one run; all are stopped at the end."""
     from actors.data_plane import transfer_queue as queue
 
     started: list[DataPlaneAddress] = []
 
-    def start(namespace: str, storage_units: int) -> DataPlaneAddress:
-        started.append(queue.start(namespace, DataPlaneConfig(num_storage_units=storage_units)))
+    def start(namespace: str, config: DataPlaneConfig) -> DataPlaneAddress:
+        started.append(queue.start(namespace, config))
         return started[-1]
 
     yield start
@@ -27,5 +29,5 @@ def start_queue(ray_session: None) -> Iterator[Callable[[str, int], DataPlaneAdd
 
 
 @pytest.fixture(scope="session")
-def address(start_queue: Callable[[str, int], DataPlaneAddress]) -> DataPlaneAddress:
-    return start_queue("test-data-plane", 2)
+def address(start_queue: StartQueue) -> DataPlaneAddress:
+    return start_queue("test-data-plane", DataPlaneConfig(num_storage_units=2))

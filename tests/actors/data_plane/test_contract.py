@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import pickle
 import random
 import threading
 import time
@@ -139,19 +141,21 @@ def test_errors_name_what_is_wrong(plane: DataPlane, partition: str) -> None:
     with pytest.raises(UnknownPartitionError, match=partition):
         plane.clear(batch(partition, "a"))
 
-    plane.register_partition(partition, fields=["x"])
-    with pytest.raises(UnknownKeyError, match="'a'"):
+    plane.register_partition(partition, fields=["x", "y"])
+    with pytest.raises(UnknownKeyError, match=f"{partition}'.*'a'"):
         plane.get(batch(partition, "a"), ["x"])
-    with pytest.raises(UnknownFieldError, match="'z'"):
+    with pytest.raises(UnknownFieldError, match=f"{partition}'.*'z'.*its columns: x, y"):
         plane.put(batch(partition, "a"), {"z": [torch.tensor(1)]})
-    with pytest.raises(UnknownFieldError, match="'z'"):
+    with pytest.raises(UnknownFieldError, match=f"{partition}'.*'z'"):
         plane.get(batch(partition, "a"), ["z"])
-    with pytest.raises(RowCountError, match="2 rows for 1 keys"):
+    with pytest.raises(RowCountError, match=f"{partition}'.*'x' has 2 rows for 1 keys"):
         plane.put(batch(partition, "a"), {"x": [torch.tensor(1)] * 2})
     assert plane.status(partition).samples == 0
     plane.put(batch(partition, "a"), {"x": [torch.tensor(1)]})
-    with pytest.raises(UnknownKeyError, match="'b'"):
+    with pytest.raises(UnknownKeyError, match=f"{partition}'.*'b'"):
         plane.get(batch(partition, "a", "b"), ["x"])
+    with pytest.raises(UnknownFieldError, match=f"{partition}'.*'y' is not written for key 'a'"):
+        plane.get(batch(partition, "a"), ["x", "y"])
 
 
 @pytest.mark.parametrize(
@@ -160,9 +164,10 @@ def test_errors_name_what_is_wrong(plane: DataPlane, partition: str) -> None:
         [torch.tensor(1), torch.tensor(1.0)],
         [torch.tensor(1), "text"],
         [torch.ones(2).to_sparse(), torch.ones(2).to_sparse()],
+        [torch.ones(2, device="meta"), torch.ones(2, device="meta")],
         [lambda: None, lambda: None],
     ],
-    ids=["two dtypes", "tensor and text", "sparse", "not picklable"],
+    ids=["two dtypes", "tensor and text", "sparse", "without values", "not picklable"],
 )
 def test_rows_that_do_not_make_a_column(plane: DataPlane, partition: str, rows: list[Any]) -> None:
     plane.register_partition(partition, fields=["x"])
@@ -185,6 +190,9 @@ def test_a_columns_type_is_fixed_by_its_first_put(made: Plane, partition: str) -
 def test_registering_again(made: Plane, partition: str) -> None:
     made.plane.register_partition(partition, fields=["x", "y"], capacity=3)
     made.with_timeout(5.0).register_partition(partition, fields=["y", "x"], capacity=3)
+    for change in ({"consumers": ["train"]}, {"extra_fields": True}):
+        with pytest.raises(PartitionConflictError, match=partition):
+            made.plane.register_partition(partition, fields=["x", "y"], capacity=3, **change)
     with pytest.raises(PartitionConflictError, match=partition):
         made.plane.register_partition(partition, fields=["x"], capacity=3)
     with pytest.raises(PartitionConflictError, match=partition):
@@ -192,6 +200,10 @@ def test_registering_again(made: Plane, partition: str) -> None:
     for fields, capacity in ((["x", "x"], None), ([], None), (["x::shape"], None), (["x"], 0)):
         with pytest.raises(ValueError, match=r"partition 'other"):
             made.plane.register_partition("other", fields=fields, capacity=capacity)
+    for consumers in (["train", "train"], [""], ["a::b"]):
+        with pytest.raises(ValueError, match=r"partition 'other"):
+            made.plane.register_partition("other", fields=["x"], consumers=consumers)
+    assert made.plane.status(partition).consumers == frozenset()
 
 
 def test_empty_batches(plane: DataPlane, partition: str) -> None:
@@ -284,6 +296,7 @@ VALUES: dict[str, Callable[[torch.dtype], list[torch.Tensor]]] = {
     "one scalar": lambda dtype: [random_bits((), dtype)],
     "pixel values": lambda dtype: [random_bits(shape, dtype) for shape in ((2, 3, 4, 5), (0, 3, 4, 4), (1, 3, 6, 2))],
     "different numbers of dimensions": lambda dtype: [random_bits(shape, dtype) for shape in ((), (2,), (1, 2), (2, 0, 3))],
+    "slices of one tensor": lambda dtype: list(random_bits((40,), dtype).split([7, 0, 20, 13])),
     "not contiguous": lambda dtype: [random_bits((4, 6), dtype).t()[::2], random_bits((3, 2), dtype).t()],
 }
 
@@ -319,6 +332,148 @@ def test_values_that_are_not_tensors(plane: DataPlane, partition: str) -> None:
     got = plane.get(meta, ["note"])["note"]
     assert got == values
     assert [type(value) for value in got] == [type(value) for value in values]
+
+
+def test_lazy_conjugates_and_negatives(plane: DataPlane, partition: str) -> None:
+    plane.register_partition(partition, fields=["conjugate", "negative", "gradient"])
+    number = torch.tensor([1 + 2j, 3 - 4j])
+    weight = torch.ones(2, requires_grad=True)
+    columns = {"conjugate": [number.conj()], "negative": [number.conj().imag], "gradient": [weight * 2]}
+    got = plane.get(plane.put(batch(partition, "a"), columns), list(columns))
+    assert_same(got["conjugate"], [torch.tensor([1 - 2j, 3 + 4j])])
+    assert_same(got["negative"], [torch.tensor([-2.0, 4.0])])
+    assert_same(got["gradient"], [torch.tensor([2.0, 2.0])])
+    assert not got["gradient"][0].requires_grad
+
+
+def test_extra_fields(made: Plane, partition: str) -> None:
+    closed = new_partition()
+    made.plane.register_partition(closed, fields=["input_ids"])
+    with pytest.raises(UnknownFieldError, match=rf"{closed}.*'input_id'; did you mean 'input_ids'"):
+        made.plane.put(batch(closed, "a"), {"input_id": [torch.tensor(1)]})
+
+    made.plane.register_partition(partition, fields=["x"], extra_fields=True)
+    other = made.with_timeout(5.0)
+    pixels = [torch.rand(2, 3, 4).bfloat16(), torch.rand(1, 3, 2).bfloat16()]
+    meta = made.plane.put(batch(partition, "a", "b"), {"x": [torch.tensor(1)] * 2, "pixel_values": pixels})
+    with pytest.raises(UnknownFieldError, match="'depth' is not written for key 'a'"):
+        other.get(meta, ["depth"])
+    other.put(meta, {"depth": [torch.tensor(True)] * 2, "a": ["text", None]})
+    assert_same(made.plane.get(meta, ["pixel_values"])["pixel_values"], pixels)
+    assert_same(made.plane.get(meta, ["a", "depth"])["depth"], [torch.tensor(True)] * 2)
+    for plane in (made.plane, other):
+        with pytest.raises(AlreadyWrittenError, match="'depth' is already written for key 'b'"):
+            plane.put(batch(partition, "new", "b"), {"depth": [torch.tensor(False)] * 2})
+        with pytest.raises(ColumnTypeError, match="'depth' was first written as scalar:bool"):
+            plane.put(batch(partition, "c"), {"depth": [torch.tensor([1.0])]})
+    with pytest.raises(UnknownFieldError, match="'x::shape'"):
+        other.put(batch(partition, "c"), {"x::shape": [torch.tensor(1)]})
+    names = [f"extra{n}" for n in range(60)]  # with x, pixel_values, depth and a there are 64: one too many
+    with pytest.raises(UnknownFieldError, match="'extra59'"):
+        other.put(batch(partition, "c"), {name: [torch.tensor(1)] for name in names})
+    assert other.status(partition).samples == 2
+    other.put(batch(partition, "c"), {name: [torch.tensor(1)] for name in names[:-1]})
+
+
+@pytest.mark.parametrize("field", ["tags", "sequence_lengths"])
+def test_lengths_and_tags_that_do_not_fit(plane: DataPlane, partition: str, field: str) -> None:
+    plane.register_partition(partition, fields=["x"])
+    value = {"tags": ({},) * 3, "sequence_lengths": (1, 2, 3)}[field]
+    with pytest.raises(RowCountError, match=rf"{partition}.*3 {field} for 2 keys"):
+        plane.put(batch(partition, "a", "b").model_copy(update={field: value}), {"x": [torch.tensor(1)] * 2})
+    with pytest.raises(ColumnTypeError, match="tags"):
+        plane.put(batch(partition, "a").model_copy(update={"tags": ({"f": lambda: None},)}), {"x": [torch.tensor(1)]})
+    assert plane.status(partition).samples == 0
+
+
+def test_the_async_forms_do_the_same(plane: DataPlane, partition: str) -> None:
+    plane.register_partition(partition, fields=["x", "y"], consumers=["train"])
+    rows = [torch.arange(n) for n in (3, 0, 5)]
+
+    async def run() -> None:
+        # All on one event loop: the claim is waiting while the put that it waits for is made.
+        claim = asyncio.create_task(plane.async_claim(partition, "train", ["x"], 3, 30.0))
+        await asyncio.sleep(0.05)
+        meta = await plane.async_put(batch(partition, "a", "b", "c"), {"x": rows})
+        assert meta.fields == {"x"}
+        assert (await claim).keys == ("a", "b", "c")
+        parts = await asyncio.gather(*(plane.async_get(meta.subset([row]), ["x"]) for row in range(3)))
+        assert_same([part["x"][0] for part in parts], rows)
+        with pytest.raises(UnknownFieldError, match="'y' is not written"):
+            await plane.async_get(meta, ["y"])
+        with pytest.raises(AlreadyWrittenError):
+            await plane.async_put(meta, {"x": rows})
+        await plane.async_clear(meta)
+        with pytest.raises(UnknownKeyError):
+            await plane.async_get(meta, ["x"])
+
+    asyncio.run(run())
+    assert plane.status(partition).samples == 0
+
+
+def test_a_cancelled_put_leaves_all_or_nothing(made: Plane, partition: str) -> None:
+    made.plane.register_partition(partition, fields=["x", "y"], capacity=2)  # a sample left behind would block the next put
+    meta = batch(partition, "a", "b")
+
+    async def run() -> set[str]:
+        outcomes = set()
+        for n in range(30):
+            first = {"x": [torch.full((1000,), n)] * 2}
+            put = asyncio.create_task(made.plane.async_put(meta, first))
+            await asyncio.sleep(random.Random(n).uniform(0, 0.008))
+            put.cancel()
+            await asyncio.wait({put})
+            if n % 2:  # straight on to another put of the same keys
+                await made.plane.async_put(meta, {"x": [torch.tensor([n])] * 2}, overwrite=True)
+                assert_same((await made.plane.async_get(meta, ["x"]))["x"], [torch.tensor([n])] * 2)
+            else:
+                try:
+                    assert_same((await made.plane.async_get(meta, ["x"]))["x"], first["x"])
+                    outcomes.add("all")
+                except (UnknownKeyError, UnknownFieldError):
+                    outcomes.add("nothing")
+            await made.plane.async_put(batch(partition, "a"), {"y": [torch.tensor(1)]})  # waits for the clean-up
+            await made.plane.async_clear(meta)
+        return outcomes
+
+    assert asyncio.run(run()) <= {"all", "nothing"}
+    assert made.plane.status(partition).samples == 0
+
+
+def test_a_cancelled_overwrite_replaces_all_or_nothing(made: Plane, partition: str) -> None:
+    made.plane.register_partition(partition, fields=["x"])
+    meta = batch(partition, *(f"k{n}" for n in range(8)))
+    made.plane.put(meta, {"x": [torch.tensor(-1)] * 8})
+
+    async def run() -> None:
+        for n in range(30):
+            put = asyncio.create_task(made.plane.async_put(meta, {"x": [torch.tensor(n)] * 8}, overwrite=True))
+            await asyncio.sleep(random.Random(n).uniform(0, 0.006))
+            put.cancel()
+            await asyncio.wait({put})
+            await made.plane.async_put(batch(partition, f"other-{n}"), {"x": [torch.tensor(0)]})  # after what goes on behind it
+            assert len(set(torch.stack((await made.plane.async_get(meta, ["x"]))["x"]).tolist())) == 1
+
+    asyncio.run(run())
+
+
+def test_metrics_count_what_was_done(plane: DataPlane, partition: str) -> None:
+    plane.register_partition(partition, fields=["x", "note"], consumers=["train"])
+    meta = plane.put(batch(partition, "a", "b"), {"x": [torch.ones(3), torch.ones(5)], "note": ["p", "q"]})
+    plane.get(meta, ["x"])
+    plane.get(meta.slice(0, 1), ["x"])
+    plane.claim(partition, "train", ["x"], 2, 5.0)
+    with pytest.raises(UnknownFieldError):
+        plane.get(meta, ["z"])
+    plane.clear(meta.slice(0, 1))
+    seen = plane.metrics()
+    expected = {
+        "put/count": 1, "put/rows": 2, "put/bytes": 32, "put/errors": 0, "get/count": 2, "get/rows": 3, "get/bytes": 44, "get/errors": 1,
+        "claim/count": 1, "claim/rows": 2, "clear/count": 1, "clear/rows": 1, f"occupancy/{partition}": 1,
+    }  # fmt: skip
+    assert {name: seen[f"data_plane/{name}"] for name in expected} == expected
+    assert 0 < seen["data_plane/get/p50_s"] <= seen["data_plane/get/p99_s"] < 60
+    assert pickle.loads(pickle.dumps(plane.usage())) == plane.usage()
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

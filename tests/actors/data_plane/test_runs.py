@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
 import torch
 
+from actors.data_plane import transfer_queue as queue
 from actors.data_plane.connect import DataPlaneAddress, connect
-from actors.data_plane.interface import DataPlaneError, DataPlaneGoneError, UnknownPartitionError
+from actors.data_plane.interface import DataPlaneError, DataPlaneGoneError, UnknownFieldError, UnknownKeyError, UnknownPartitionError
 from actors.data_plane.meta import KVBatchMeta
+from actors.data_plane.transfer_queue.connection import connection
 from configs.run import DataPlaneConfig
+from tests.actors.conftest import StartQueue
 
 ROOT = Path(__file__).parents[3]
 BOUND_S = 20.0  # a death is noticed in about 2 s; the rest is for a busy machine
@@ -28,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 def written(address: DataPlaneAddress, partition: str) -> KVBatchMeta:
     plane = connect(address, timeout_s=60)
-    plane.register_partition(partition, fields=["x", "y"])
+    plane.register_partition(partition, fields=["x", "y"], consumers=["train"])
     meta = KVBatchMeta(partition_id=partition, keys=("a", "b", "c"))
     return plane.put(meta, {"x": [torch.arange(n) for n in (3, 0, 2)]})
 
@@ -71,11 +76,9 @@ def test_other_processes_read_and_write(address: DataPlaneAddress, partition: st
     @ray.remote(num_cpus=0)
     class AsyncActor:
         async def double(self, address: DataPlaneAddress, meta: KVBatchMeta) -> KVBatchMeta:
-            return await asyncio.to_thread(self._double, address, meta)
-
-        def _double(self, address: DataPlaneAddress, meta: KVBatchMeta) -> KVBatchMeta:
             plane = connect(address, timeout_s=60)
-            return plane.put(meta, {"y": [row * 2 for row in plane.get(meta, ["x"])["x"]]})
+            columns = await plane.async_get(meta, ["x"])
+            return await plane.async_put(meta, {"y": [row * 2 for row in columns["x"]]})
 
     @ray.remote(num_cpus=0)
     def read(address: DataPlaneAddress, meta: KVBatchMeta) -> list[list[int]]:
@@ -94,19 +97,23 @@ def test_a_client_leaves_torch_threads_alone(address: DataPlaneAddress, partitio
     assert torch.get_num_threads() == 1
 
 
-def test_two_runs_on_one_cluster(address: DataPlaneAddress, partition: str, start_queue: Callable[[str, int], DataPlaneAddress]) -> None:
-    from actors.data_plane import transfer_queue as queue
-
+def test_two_runs_on_one_cluster(address: DataPlaneAddress, partition: str, start_queue: StartQueue) -> None:
     with pytest.raises(DataPlaneError, match="already"):
         queue.start(address.namespace, DataPlaneConfig())
     meta = written(address, partition)
-    other = start_queue("test-data-plane-other", 1)
+    other = start_queue("test-data-plane-other", DataPlaneConfig(prometheus_port=0))
     with pytest.raises(UnknownPartitionError):
         connect(other, timeout_s=60).get(meta, ["x"])
     plane = connect(other, timeout_s=60)
     plane.register_partition(partition, fields=["x"])
     plane.put(KVBatchMeta(partition_id=partition, keys=("a",)), {"x": [torch.tensor(7)]})
     assert plane.status(partition).samples == 1
+
+    assert address.metrics is None
+    assert other.metrics is not None
+    assert other.metrics.startswith("127.0.0.1:")
+    with urllib.request.urlopen(f"http://{other.metrics}/metrics", timeout=30) as answer:
+        assert 'tq_controller_request_total{op_type="NOTIFY_DATA_UPDATE"} 1.0' in answer.read().decode()
 
     queue.stop(other)
     queue.stop(other)
@@ -119,8 +126,8 @@ def test_two_runs_on_one_cluster(address: DataPlaneAddress, partition: str, star
 
 
 @pytest.mark.parametrize("victim", ["data_plane_controller", "data_plane_storage_0"])
-def test_a_dead_actor_is_an_error_in_bounded_time(victim: str, start_queue: Callable[[str, int], DataPlaneAddress]) -> None:
-    address = start_queue(f"test-data-plane-without-{victim}", 1)
+def test_a_dead_actor_is_an_error_in_bounded_time(victim: str, start_queue: StartQueue) -> None:
+    address = start_queue(f"test-data-plane-without-{victim}", DataPlaneConfig())
     meta = written(address, "p")
     plane = connect(address, timeout_s=60)
     pid = ray.get(ray.get_actor(victim, namespace=address.namespace).__ray_call__.remote(lambda _: os.getpid()), timeout=60)
@@ -130,6 +137,7 @@ def test_a_dead_actor_is_an_error_in_bounded_time(victim: str, start_queue: Call
         "get": lambda: plane.get(meta, ["x"]),
         "put": lambda: plane.put(fresh, {"x": [torch.arange(2)] * 3}),
         "clear": lambda: plane.clear(meta),
+        "claim": lambda: plane.claim("p", "train", ["y"], 3, timeout_s=60),
     }
     for name, call in calls.items():
         started = time.monotonic()
@@ -148,9 +156,51 @@ def test_a_silent_actor_is_an_error_at_the_deadline(address: DataPlaneAddress, p
         with pytest.raises(DataPlaneGoneError, match=r"get x of 3 samples.*no answer .* within 3 s"):
             connect(address, timeout_s=3).get(meta, ["x"])
         assert time.monotonic() - started < BOUND_S
+        with pytest.raises(DataPlaneGoneError, match=r"claim 3 samples.*no answer from data_plane_controller within"):
+            connect(address, timeout_s=60).claim(partition, "train", ["x"], 3, timeout_s=1)
     finally:
         os.kill(pid, signal.SIGCONT)
     assert len(connect(address, timeout_s=60).get(meta, ["x"])["x"]) == 3  # and it recovers
+    claimed = connect(address, timeout_s=60).claim(partition, "train", ["x"], 3, timeout_s=30)
+    assert claimed.keys == meta.keys, "what the late answer took went back"
+
+
+@pytest.mark.parametrize("stage", ["store", "publish"])
+def test_a_put_that_fails_midway_leaves_nothing(address: DataPlaneAddress, partition: str, stage: str, monkeypatch: Any) -> None:
+    plane, requests = connect(address, timeout_s=60), connection(address, 60).requests
+    meta = written(address, partition)
+    real = getattr(requests, stage)
+
+    async def broken(*arguments: Any) -> None:
+        if stage == "store":
+            await real(*arguments)
+        raise OSError("injected")
+
+    monkeypatch.setattr(requests, stage, broken)
+    grown = KVBatchMeta(partition_id=partition, keys=(*meta.keys, "new"), tags=({"n": 1},) * 4, sequence_lengths=(1,) * 4)
+    for _ in range(2):
+        with pytest.raises(DataPlaneError, match=rf"put 4 samples into partition '{partition}'.*injected"):
+            plane.put(grown, {"y": [torch.tensor(1)] * 4})
+    monkeypatch.undo()
+    assert plane.status(partition).samples == 3
+    with pytest.raises(UnknownFieldError, match="'y' is not written for key 'a'"):
+        plane.get(meta, ["y"])
+    with pytest.raises(UnknownKeyError, match="'new'"):
+        plane.get(grown, ["y"])
+    claimed = plane.claim(partition, "train", ["x"], 3, timeout_s=5)
+    assert (claimed.keys, claimed.tags, claimed.sequence_lengths) == (meta.keys, (), ())
+    plane.put(grown, {"y": [torch.tensor(2)] * 4})
+    assert plane.get(grown, ["y"])["y"] == [torch.tensor(2)] * 4
+
+
+def test_a_taken_prometheus_port(ray_session: None) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(DataPlaneError, match=rf"data_plane.prometheus_port = {port}"):
+            queue.start("test-data-plane-port", DataPlaneConfig(prometheus_port=port))
+    wait_until(lambda: not alive("test-data-plane-port", "data_plane_storage_0"), "the actors of a failed start to end")
 
 
 def test_the_queue_ends_with_its_driver(ray_session: None) -> None:

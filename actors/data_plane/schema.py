@@ -1,0 +1,104 @@
+"""What a partition may hold, and the checks of every call against it. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from actors.data_plane.interface import RowCountError, UnknownConsumerError, UnknownFieldError, UnsatisfiableClaimError
+from actors.data_plane.meta import KVBatchMeta
+
+MAX_FIELDS = 63  # the columns of a sample travel as the bits of one integer
+
+
+@dataclass(frozen=True)
+class Schema:
+    """A partition as it was registered.
+
+    Attributes:
+        fields: its columns.
+        capacity: most samples held at once, or None.
+        consumers: tasks that may claim its samples, each with a cursor of its own.
+        extra_fields: whether columns that `fields` does not name may be written too.
+    """
+
+    fields: frozenset[str]
+    capacity: int | None = None
+    consumers: frozenset[str] = frozenset()
+    extra_fields: bool = False
+
+    @staticmethod
+    def build(partition_id: str, fields: Sequence[str], capacity: int | None, consumers: Sequence[str], extra_fields: bool) -> Schema:
+        """Raises: ValueError (no columns, more than 63, a doubled or reserved name ("::" inside), or a capacity below 1)."""
+        where = f"partition {partition_id!r}"
+        schema = Schema(frozenset(fields), capacity, frozenset(consumers), extra_fields)
+        if not 1 <= len(schema.fields) <= MAX_FIELDS or len(schema.fields) != len(fields):
+            raise ValueError(f"{where}: needs 1 to {MAX_FIELDS} columns, each named once; got {list(fields)}")
+        if len(schema.consumers) != len(consumers) or "" in schema.consumers:
+            raise ValueError(f"{where}: consumers need names, each given once; got {list(consumers)}")
+        if reserved := [name for name in (partition_id, *sorted(schema.fields), *sorted(schema.consumers)) if "::" in name]:
+            raise ValueError(f"{where}: '::' in {reserved[0]!r} is reserved")
+        if capacity is not None and capacity < 1:
+            raise ValueError(f"{where}: a capacity of {capacity} holds nothing")
+        return schema
+
+    def check_fields(self, partition_id: str, names: Sequence[str]) -> None:
+        """Refuse columns that the partition cannot have.
+
+        Raises:
+            UnknownFieldError.
+        """
+        for name in names:
+            if name in self.fields or (self.extra_fields and "::" not in name):
+                continue
+            near = difflib.get_close_matches(name, self.fields, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"its columns: {', '.join(sorted(self.fields))}"
+            raise UnknownFieldError(f"partition {partition_id!r} has no column {name!r}; {hint}")
+
+    def check_put(self, meta: KVBatchMeta, columns: Mapping[str, Sequence[object]]) -> None:
+        """Refuse columns, lengths or tags that do not fit the keys.
+
+        Raises:
+            UnknownFieldError, RowCountError.
+        """
+        where, n = f"partition {meta.partition_id!r}", len(meta)
+        self.check_fields(meta.partition_id, tuple(columns))
+        for name, rows in columns.items():
+            if len(rows) != n:
+                raise RowCountError(f"{where}: column {name!r} has {len(rows)} rows for {n} keys")
+        # The constructor of a meta checks these two, but model_copy and model_construct do not.
+        for name, values in (("tags", meta.tags), ("sequence_lengths", meta.sequence_lengths)):
+            if len(values) not in (0, n):
+                raise RowCountError(f"{where}: {len(values)} {name} for {n} keys")
+
+    def check_room(self, partition_id: str, written: Iterable[str], columns: Iterable[str]) -> None:
+        """Refuse extra columns beyond the most that a partition can have.
+
+        Args:
+            written: columns that it has besides `fields`.
+
+        Raises:
+            UnknownFieldError.
+        """
+        known = self.fields.union(written)
+        new = [name for name in columns if name not in known]
+        if len(known) + len(new) > MAX_FIELDS:
+            name = new[MAX_FIELDS - len(known)]
+            raise UnknownFieldError(f"partition {partition_id!r}: no room for column {name!r}, it has {MAX_FIELDS} with those before")
+
+    def check_claim(self, partition_id: str, consumer: str, fields: Sequence[str], count: int) -> None:
+        """Refuse a claim that can never be satisfied.
+
+        Raises:
+            UnknownConsumerError, UnknownFieldError, UnsatisfiableClaimError.
+        """
+        where = f"partition {partition_id!r}"
+        if consumer not in self.consumers:
+            raise UnknownConsumerError(f"{where} has no consumer {consumer!r}; registered: {', '.join(sorted(self.consumers)) or 'none'}")
+        self.check_fields(partition_id, fields)
+        if not fields:
+            raise UnsatisfiableClaimError(f"{where}: consumer {consumer!r} must name at least one column to claim by")
+        if count < 1 or (self.capacity is not None and count > self.capacity):
+            most = "without bound" if self.capacity is None else f"at most {self.capacity}"
+            raise UnsatisfiableClaimError(f"{where}: consumer {consumer!r} cannot claim {count} samples at once; it holds {most}")

@@ -1,0 +1,19 @@
+"""The data plane over TransferQueue: its start and stop for one run, and the client. The only package that imports the library.
+
+    run's Ray namespace                                     process (driver, actor, task)
+      data_plane_controller    keys, columns, tags     ◄──┬── Connection, one per process and run: ZMQ, an event loop thread
+      data_plane_storage_0..n  values                  ◄──┘      └── TransferQueuePlane: any number, cheap
+
+    run.py         start, stop: the actors of one run         connection.py  sockets, deadlines, a watch on the actors
+    plane.py       TransferQueuePlane: what a put means       requests.py    one coroutine per request to TransferQueue
+    sampler.py     the order of claims, in the controller     records.py     a partition's schema and column types
+    storage.py     values as blocks, in the storage units
+
+`transfer_queue.init()` would share one controller per Ray cluster: two runs would see each other and die together. So the
+actors are made here from TransferQueue's own classes, named in the run's namespace, owned by the process that calls `start`.
+"""
+
+from actors.data_plane.transfer_queue.plane import TransferQueuePlane
+from actors.data_plane.transfer_queue.run import start, stop
+
+__all__ = ["TransferQueuePlane", "start", "stop"]

@@ -1,0 +1,186 @@
+"""What the plane asks of TransferQueue, one coroutine each. No deadlines here: `Connection.ask` keeps them.
+
+Values go to the storage units and come from them directly, as blocks (storage.py), without the library's detour over padded or
+nested tensors and their schemas; the controller learns only which columns of which samples are there. So a put costs the
+same four round trips as TransferQueue's own, a get the same two, and both less work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transfer_queue.client import AsyncTransferQueueClient
+from transfer_queue.metadata import BatchMeta
+from transfer_queue.utils.zmq_utils import ZMQRequestType
+
+from actors.data_plane import codec
+from actors.data_plane.interface import DataPlaneError
+from actors.data_plane.transfer_queue.scratch import Scratch, aligned
+from actors.data_plane.transfer_queue.storage import numbers, parse
+
+_OCCUPANCY = "occupancy"  # the consumer under whose name samples are counted; it never takes any
+
+_MOST_SCRATCH = 256 * 2**20  # bytes that a process keeps between puts
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Keys as TransferQueue knows them: an index, and what was noted, for each key that is there.
+
+    Attributes:
+        written: stored fields that every one of them has.
+    """
+
+    partition_id: str
+    indexes: list[int]
+    notes: list[dict[str, Any]]
+    written: frozenset[str]
+
+    def rows(self, rows: Sequence[int]) -> Samples:
+        """Only these."""
+        return Samples(self.partition_id, [self.indexes[row] for row in rows], [self.notes[row] for row in rows], self.written)
+
+
+class Requests:
+    """Requests to one run's controller and storage units, through the library's client."""
+
+    def __init__(self, client: AsyncTransferQueueClient) -> None:
+        self._client = client
+        self._storage = client.storage_manager
+        self._scratch = Scratch(_MOST_SCRATCH)
+
+    async def resolve(self, partition_id: str, keys: Sequence[str], create: bool) -> Samples:
+        """The samples of these keys, in order; with `create` those that are not there are made, without columns."""
+        found = await self._client.async_kv_retrieve_meta(keys=list(keys), partition_id=partition_id, create=create)
+        return Samples(partition_id, found.global_indexes, found.custom_meta, frozenset(found.field_names))
+
+    async def listing(self, partition_id: str) -> dict[str, dict[str, Any]]:
+        """What was noted of every key of a partition, in order of creation."""
+        listing: dict[str, dict[str, dict[str, Any]]] = await self._client.async_kv_list(partition_id)
+        return listing.get(partition_id, {})
+
+    async def count(self, partition_id: str) -> int:
+        """Samples of a partition, those that are being put included."""
+        indexes, _ = await self._client.async_get_consumption_status(_OCCUPANCY, partition_id)
+        return 0 if indexes is None else len(indexes)
+
+    async def store(self, samples: Samples, fields: Mapping[str, list[torch.Tensor]], notes: Sequence[dict[str, Any]]) -> None:
+        """Send values to the storage units, and notes to the controller. Nobody can read the values before `publish`."""
+        parts = self._by_unit(samples)
+        columns = {unit: {name: [values[row] for row in rows] for name, values in fields.items()} for unit, rows in parts.items()}
+        lengths = {unit: {name: codec.lengths(values) for name, values in column.items()} for unit, column in columns.items()}
+        buffer = self._scratch.take(sum(aligned(sum(sizes)) for part in lengths.values() for sizes in part.values()))
+        start, requests = 0, []
+        for unit, rows in parts.items():
+            data = {}
+            for name, values in columns[unit].items():
+                packed = buffer[start : start + sum(lengths[unit][name])]
+                codec.pack(values, packed)
+                data[name] = [packed, numbers(lengths[unit][name])]
+                start += aligned(len(packed))
+            indexes = [samples.indexes[row] for row in rows]
+            requests.append(self._storage._put_to_single_storage_unit(indexes, data, target_storage_unit=unit))
+        # All of them end before the first error is raised: what comes after it must not be overtaken by one of these.
+        outcomes = await asyncio.gather(*requests, self.note(samples, notes), return_exceptions=True)
+        if errors := [outcome for outcome in outcomes if isinstance(outcome, BaseException)]:
+            raise errors[0]
+        self._scratch.give(buffer)
+
+    async def note(self, samples: Samples, notes: Sequence[dict[str, Any]]) -> None:
+        """Keep a few plain values with each sample."""
+        # What the client's async_set_custom_meta sends, without its copies of the batch: 1 ms instead of 11 for 512 samples.
+        body = {"partition_custom_meta": {samples.partition_id: dict(zip(samples.indexes, notes, strict=True))}}
+        await self._controller(ZMQRequestType.SET_CUSTOM_META, ZMQRequestType.SET_CUSTOM_META_RESPONSE, body)
+
+    async def publish(self, samples: Samples, fields: Sequence[str]) -> None:
+        """Make stored fields readable, and their samples claimable.
+
+        Raises:
+            DataPlaneError: the controller refused.
+        """
+        # "Non-tensor" keeps the controller from tracking a shape for every row, which it would send back with every answer.
+        body = {
+            "partition_id": samples.partition_id,
+            "global_indexes": samples.indexes,
+            "field_schema": {name: {"is_non_tensor": True} for name in fields},
+            "custom_backend_meta": {},
+        }
+        answer = await self._controller(ZMQRequestType.NOTIFY_DATA_UPDATE, ZMQRequestType.NOTIFY_DATA_UPDATE_ACK, body)
+        if not answer["success"]:
+            raise DataPlaneError(f"partition {samples.partition_id!r}: the controller did not record {', '.join(fields)}")
+
+    async def load(self, samples: Samples, fields: Mapping[str, tuple[torch.dtype, bool]]) -> dict[str, list[torch.Tensor]]:
+        """Rows of stored fields, in order of the samples.
+
+        Args:
+            fields: for each the dtype of its rows, and whether they are scalars.
+
+        Raises:
+            StorageKeyNotFoundError: a sample was cleared meanwhile.
+        """
+        parts, names = self._by_unit(samples), list(fields)
+        answers = await asyncio.gather(
+            *(
+                self._storage._get_from_single_storage_unit([samples.indexes[row] for row in rows], names, target_storage_unit=unit)
+                for unit, rows in parts.items()
+            )
+        )
+        loaded: dict[str, list[Any]] = {name: [None] * len(samples.indexes) for name in names}
+        for rows, (_, columns) in zip(parts.values(), answers, strict=True):
+            for name, (dtype, scalar) in fields.items():
+                column, (packed, lengths) = loaded[name], columns[name]
+                for row, value in zip(rows, codec.unpack(packed, parse(lengths), dtype, scalar), strict=True):
+                    column[row] = value
+        return loaded
+
+    async def forget(self, samples: Samples) -> None:
+        """Remove samples, their values and notes."""
+        if samples.indexes:
+            await self._client.async_clear_samples(BatchMeta(samples.indexes, [samples.partition_id] * len(samples.indexes)))
+
+    async def take(self, partition_id: str, consumer: str, fields: Sequence[str], count: int) -> list[dict[str, Any]]:
+        """The notes of the next `count` samples that have all these fields, taken for this consumer; or of none."""
+        found = await self._fetch(partition_id, consumer, fields, count, {"consumer": consumer})
+        return list(found.custom_meta)
+
+    async def give_back(self, partition_id: str, consumer: str, keys: Sequence[str]) -> None:
+        """Make samples that were taken ready again."""
+        await self._fetch(partition_id, consumer, [], 0, {"consumer": consumer, "give_back": list(keys)})
+
+    async def backlog(self, partition_id: str, consumer: str, fields: Sequence[str]) -> tuple[int, dict[str, int]]:
+        """How many samples this consumer could take, and for each field how many of the untaken ones lack it."""
+        indexes, taken = await self._client.async_get_consumption_status(consumer, partition_id)
+        if indexes is None:
+            return 0, {}
+        ready = untaken = {int(index) for index, done in zip(indexes, taken, strict=True) if not done}
+        missing = {}
+        for name in fields:
+            indexes, there = await self._client.async_get_production_status([name], partition_id)
+            have = set() if indexes is None else {int(index) for index, done in zip(indexes, there[:, 0], strict=True) if done}
+            if lacking := untaken - have:
+                missing[name] = len(lacking)
+            ready = ready & have
+        return len(ready), missing
+
+    def _by_unit(self, samples: Samples) -> dict[str, list[int]]:
+        """Row numbers by the storage unit that holds them: the library's rule, index modulo units."""
+        units, rows = list(self._storage.storage_unit_infos), defaultdict[str, list[int]](list)
+        for row, index in enumerate(samples.indexes):
+            rows[units[index % len(units)]].append(row)
+        return rows
+
+    async def _fetch(self, partition_id: str, consumer: str, fields: Sequence[str], count: int, config: dict[str, Any]) -> BatchMeta:
+        # For FirstWrittenSampler. The controller polls nothing by itself (polling_mode): it answers at once, maybe with nothing.
+        return await self._client.async_get_meta(
+            list(fields), count, partition_id, mode="fetch", task_name=consumer, sampling_config=config
+        )
+
+    async def _controller(self, request: ZMQRequestType, response: ZMQRequestType, body: dict[str, Any]) -> dict[str, Any]:
+        async with self._client.controller_rpc_pool.alease(self._client._controller) as socket:
+            answer = await self._client._request_controller(socket=socket, request_type=request, response_type=response, body=body)
+        return dict(answer.body)

@@ -1,0 +1,100 @@
+"""The queue's actors: started and stopped with one run. They end with `stop`, or with the process that called `start`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import ray
+from transfer_queue.controller import TransferQueueController
+from transfer_queue.storage.simple_storage import SimpleStorageUnit
+
+from actors.data_plane.connect import DataPlaneAddress, Endpoint
+from actors.data_plane.interface import DataPlaneError, DataPlaneGoneError
+from actors.data_plane.transfer_queue.connection import CONTROLLER, disconnect, find, require_ray
+from actors.data_plane.transfer_queue.sampler import FirstWrittenSampler
+from actors.data_plane.transfer_queue.storage import keep_blocks
+from actors.waiting import ActorGoneError, ActorTimeoutError, wait, wait_all
+from configs.run import DataPlaneConfig
+
+STORAGE = "data_plane_storage_{}"
+# For the queue's own processes: else every request on a machine of under 8 cores warns about torch threads, and a look-up of a
+# key that is gone (no error here, or a typed one) warns in the driver's log.
+_ACTOR_ENV = {"TQ_NUM_THREADS": "1", "TQ_LOGGING_LEVEL": "ERROR"}
+_START_S = 300.0  # the actors import torch: 10 to 25 s, and 100 s were seen on a busy machine
+
+_owned: dict[str, list[Any]] = {}  # namespace -> actor handles; Ray ends a non-detached actor with its last handle
+
+
+def start(namespace: str, config: DataPlaneConfig) -> DataPlaneAddress:
+    """Start one run's queue. Its actors end with `stop`, or with this process: this module holds their only handles.
+
+    Storage is not bounded as a whole; `register_partition` bounds each partition.
+
+    Raises:
+        DataPlaneError: no Ray cluster attached, the namespace has a data plane already, or the Prometheus port is taken.
+        DataPlaneGoneError: an actor died or was not ready within 300 s.
+    """
+    require_ray()
+    environment = {"env_vars": _ACTOR_ENV}
+    options = {"namespace": namespace, "num_cpus": 0, "scheduling_strategy": "SPREAD", "runtime_env": environment}
+    storage = {"num_data_storage_units": config.num_storage_units, "total_storage_size": None}
+    actors: dict[str, Any] = {}
+    try:
+        # Polling mode: without it a claim that must wait would put the controller itself to sleep.
+        controller = TransferQueueController.options(name=CONTROLLER, **options)
+        actors[CONTROLLER] = controller.remote(sampler=FirstWrittenSampler, polling_mode=True)
+        for unit in range(config.num_storage_units):
+            name = STORAGE.format(unit)
+            actors[name] = SimpleStorageUnit.options(name=name, **options).remote(config=storage)
+        answers = {name: actor.get_zmq_server_info.remote() for name, actor in actors.items()}
+        servers = wait_all(answers, what=f"start the data plane of {namespace!r}", timeout_s=_START_S)
+        blocks = {name: actor.__ray_call__.remote(keep_blocks) for name, actor in actors.items() if name != CONTROLLER}
+        wait_all(blocks, what=f"prepare the storage of {namespace!r}", timeout_s=_START_S)
+        metrics = None if config.prometheus_port is None else _start_metrics(actors, servers, config.prometheus_port)
+    except ValueError as error:
+        _kill(actors.values())
+        raise DataPlaneError(f"namespace {namespace!r} has a data plane already: {error}") from error
+    except OSError as error:
+        _kill(actors.values())
+        raise DataPlaneError(f"data_plane.prometheus_port = {config.prometheus_port}: {error}; choose another, or 0 for any") from error
+    except (ActorGoneError, ActorTimeoutError) as error:
+        _kill(actors.values())
+        raise DataPlaneGoneError(str(error)) from error
+    _owned[namespace] = list(actors.values())
+    ends = [Endpoint(name, server.id, server.ip, tuple(sorted(server.ports.items()))) for name, server in servers.items()]
+    return DataPlaneAddress(namespace=namespace, controller=ends[0], storage=tuple(ends[1:]), metrics=metrics)
+
+
+def stop(address: DataPlaneAddress) -> None:
+    """End the run's queue, from any process of the cluster. Idempotent."""
+    disconnect(address)
+    _kill(handle for end in (address.controller, *address.storage) if (handle := find(address.namespace, end.actor)))
+    _owned.pop(address.namespace, None)
+
+
+def _start_metrics(actors: dict[str, Any], servers: dict[str, Any], port: int) -> str:
+    """TransferQueue's Prometheus exporter in the controller; it collects from the storage units. Returns "host:port"."""
+    for name, actor in actors.items():  # an exporter is what makes a storage unit time its requests
+        chosen = port if name == CONTROLLER else 0
+        endpoint = wait(actor.__ray_call__.remote(_serve_on_loopback, chosen), who=name, what="start its metrics", timeout_s=_START_S)
+        if name == CONTROLLER:
+            metrics: str = endpoint
+    units = {name: server for name, server in servers.items() if name != CONTROLLER}
+    register = actors[CONTROLLER].register_storage_units_for_metrics.remote(units)
+    wait(register, who=CONTROLLER, what="register the storage units for metrics", timeout_s=_START_S)
+    return metrics
+
+
+def _serve_on_loopback(actor: Any, port: int) -> Any:
+    # The library serves on the node's address; metrics are for this machine, unless a person forwards them.
+    node, actor._node_ip = actor._node_ip, "127.0.0.1"
+    try:
+        return actor.start_metrics(port=port)
+    finally:
+        actor._node_ip = node
+
+
+def _kill(handles: Iterable[Any]) -> None:
+    for handle in handles:
+        ray.kill(handle, no_restart=True)
