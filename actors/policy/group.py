@@ -107,6 +107,10 @@ class PolicyGroup:
         self._over_replicas("logprob_step", meta, column, reference)
         return {"logprob_s": time.monotonic() - started}
 
+    def evaluate(self, meta: KVBatchMeta) -> dict[str, float]:
+        """The supervised loss of the present weights over the batch, without an update. Returns loss, entropy, response_tokens."""
+        return self._over_replicas("evaluate_step", meta)
+
     def snapshot_reference(self) -> None:
         """Make the current weights the reference policy."""
         self._on_all("snapshot_reference")

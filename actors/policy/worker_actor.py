@@ -57,7 +57,12 @@ class PolicyWorkerActor:
         Raises:
             MalformedRequestError, OverlapError, or what the method raises.
         """
-        stages = {"train_step": self.train_step, "logprob_step": self.logprob_step, "warm_up": self.warm_up}
+        stages = {
+            "train_step": self.train_step,
+            "logprob_step": self.logprob_step,
+            "evaluate_step": self.evaluate_step,
+            "warm_up": self.warm_up,
+        }
         method = stages.get(request.method)
         if method is None:
             raise MalformedRequestError(f"wanted one of {', '.join(stages)}, got {request.method!r}")
@@ -76,6 +81,11 @@ class PolicyWorkerActor:
         """`PolicyWorker.logprob`."""
         with self._alone("logprob_step"):
             return self._worker.logprob(plan, column, reference)
+
+    def evaluate_step(self, plan: ShardPlan) -> dict[str, float]:
+        """`PolicyWorker.evaluate`."""
+        with self._alone("evaluate_step"):
+            return self._worker.evaluate(plan)
 
     def warm_up(self, plan: ShardPlan, objective: Objective) -> None:
         """`PolicyWorker.warm_up`."""
