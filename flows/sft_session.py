@@ -26,9 +26,10 @@ class SftStep(Step):
     def batch(self) -> KVBatchMeta:
         """The next samples, tokenised and stored."""
         with self._timed("batch"):
-            self._written = supervised_batch(self._run.namespace, self.number, self._run.config.data_plane.timeout_s)
-        self.metrics["dropped_samples"] = self._written.extra_info["dropped"]
-        return self._written
+            result = supervised_batch(self._run.namespace, self.number, self._run.config.data_plane.timeout_s)
+        self._written = result.meta
+        self.metrics["dropped_samples"] = result.dropped
+        return result.meta
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from prefect import task
 
 from actors import names
@@ -9,11 +11,23 @@ from actors.data_plane.meta import KVBatchMeta
 from tasks.call import STAGE, call
 
 
+@dataclass(frozen=True)
+class SupervisedBatch:
+    """What the batch stage returns. (Prefect takes a bare meta for a mapping, because it has `keys`.)
+
+    Attributes:
+        dropped: training samples that were too long up to here.
+    """
+
+    meta: KVBatchMeta
+    dropped: int
+
+
 @task(name="batch", task_run_name="batch-{step}", **STAGE)
-def supervised_batch(namespace: str, step: int, timeout_s: float) -> KVBatchMeta:
+def supervised_batch(namespace: str, step: int, timeout_s: float) -> SupervisedBatch:
     """Put the next prompts and responses into the data plane."""
-    result: KVBatchMeta = call(namespace, names.COLLECTOR, "supervised", step, timeout_s=timeout_s)
-    return result
+    meta: KVBatchMeta = call(namespace, names.COLLECTOR, "supervised", step, timeout_s=timeout_s)
+    return SupervisedBatch(meta, meta.extra_info.get("dropped_samples", 0))
 
 
 @task(name="validation-loss", task_run_name="validation-loss-{step}", **STAGE)

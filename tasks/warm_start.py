@@ -26,7 +26,7 @@ def warm_start(namespace: str, first: int, last: int, timeout_s: float) -> list[
     """Supervised steps first..last. Returns each one's metrics."""
     history = []
     for step in range(first, last + 1):
-        batch = supervised_batch.fn(namespace, step, timeout_s)
+        batch = supervised_batch.fn(namespace, step, timeout_s).meta
         try:
             history.append(train.fn(namespace, step, batch, "sft", timeout_s))
         finally:

@@ -6,7 +6,6 @@ A compiled graph runs `execute` on a background thread beside ordinary calls, so
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,13 @@ from actors.policy.executors import Request
 from configs.policy import OptimizerConfig, PolicyConfig
 
 Objective = Literal["sft", "grpo"]
+# Stage methods and their arguments (Ray wraps the methods, so their signatures cannot be asked).
+_STAGES = {
+    "train_step": ("plan", "objective"),
+    "logprob_step": ("plan", "column", "reference"),
+    "evaluate_step": ("plan",),
+    "warm_up": ("plan", "objective"),
+}
 
 
 class MalformedRequestError(TypeError):
@@ -57,20 +63,13 @@ class PolicyWorkerActor:
         Raises:
             MalformedRequestError, OverlapError, or what the method raises.
         """
-        stages = {
-            "train_step": self.train_step,
-            "logprob_step": self.logprob_step,
-            "evaluate_step": self.evaluate_step,
-            "warm_up": self.warm_up,
-        }
-        method = stages.get(request.method)
-        if method is None:
-            raise MalformedRequestError(f"wanted one of {', '.join(stages)}, got {request.method!r}")
-        wanted = list(inspect.signature(method).parameters)
-        if len(wanted) != len(request.arguments):
-            got = [type(argument).__name__ for argument in request.arguments]
-            raise MalformedRequestError(f"{request.method}: wanted {wanted}, got {len(got)} argument(s): {got}")
-        return method(*request.arguments)
+        wanted = _STAGES.get(request.method)
+        if wanted is None:
+            raise MalformedRequestError(f"wanted one of {', '.join(_STAGES)}, got {request.method!r}")
+        got = [type(argument).__name__ for argument in request.arguments]
+        if len(wanted) != len(got):
+            raise MalformedRequestError(f"{request.method}: wanted {', '.join(wanted)}; got {len(got)} argument(s): {', '.join(got)}")
+        return getattr(self, request.method)(*request.arguments)
 
     def train_step(self, plan: ShardPlan, objective: Objective) -> dict[str, float]:
         """`PolicyWorker.train`."""

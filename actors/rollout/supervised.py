@@ -157,9 +157,9 @@ class SupervisedCollector:
         return f"{self._size} training and {len(self._held_out)} validation samples"
 
     def supervised(self, step: int) -> KVBatchMeta:
-        """The next training batch. `extra_info["dropped"]` counts the samples that were too long up to here."""
+        """The next training batch. `extra_info["dropped_samples"]` counts the samples that were too long up to here."""
         meta = self._train.put(self._stream.draw(self._batch_size), f"train batch {step}")
-        return meta.model_copy(update={"extra_info": {"dropped": self._reader.dropped}})
+        return meta.model_copy(update={"extra_info": {"dropped_samples": self._reader.dropped}})
 
     def validation_batches(self) -> int:
         """How many batches the held-out samples make."""
