@@ -58,7 +58,7 @@ class SftConfig(BaseRunConfig):
     steps: PositiveInt | None = Field(None, description="Optimizer steps; or set `epochs`.")
     epochs: PositiveInt | None = Field(None, description="Passes over the training samples; the last batch is filled from the next pass.")
     batch_size: PositiveInt = Field(64, description="Samples of one optimizer step.")
-    validation_batch_size: PositiveInt | None = Field(None, description="Samples in the data plane at once; default: batch_size.")
+    validation_batch_size: PositiveInt | None = Field(None, description="Held-out samples of one forward pass; default: batch_size.")
     checkpoint_every: PositiveInt | None = Field(None, description="Steps between checkpoints; default: validate_every.")
     keep_checkpoints: PositiveInt = Field(2, description="The newest that stay on disk; the best one stays besides.")
     patience: PositiveInt | None = Field(None, description="Stop after this many validations without a lower loss; default: never.")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Step:
-    """What the steps of all flows share; `metrics` gathers what each stage reports.
+    """What the steps of all flows share; `metrics` gathers what each stage reports. The loss is called as its flow is.
 
     Metadata goes in as `quote(meta)`: Prefect would otherwise walk through every key in search of futures.
     """

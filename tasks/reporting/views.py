@@ -50,11 +50,14 @@ class Column:
 
 @dataclass(frozen=True)
 class View:
-    """Attributes:
-    stages: of a step, in order; `time/<stage>` are their metrics. outside: timed besides, not part of a step.
-    charts: of the report; the first two also make the picture in the Prefect UI, whose key ends in `picture`.
-    table: columns of the metrics table. line: what the terminal shows of a step.
-    samples: whether the model answers prompts during the run.
+    """What is shown of the runs of one flow.
+
+    Attributes:
+        title: the flow's name in words.
+        stages: of a step, in order; `time/<stage>` are their metrics. outside: timed besides, not part of a step.
+        charts: of the report; the first two also make the picture in the Prefect UI, whose key ends in `picture`.
+        table: columns of the metrics table. line: what the terminal shows of a step.
+        samples: whether the model answers prompts during the run.
     """
 
     title: str
