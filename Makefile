@@ -1,15 +1,19 @@
-# make run | make test | make check | make setup | make lock
+# make run | make sft | make test | make check | make setup | make lock
 # Everything lives in .venv; a second `make` installs nothing.
 PY := .venv/bin/python
 REQUIREMENTS := requirements/cpu.txt
-RECIPE ?= arithmetic-cpu
 ARGS ?=
 
-.PHONY: run test check setup lock clean gpu-check
+.PHONY: run sft test check setup lock clean gpu-check
 .DEFAULT_GOAL := run
 
+run: RECIPE ?= arithmetic-cpu
 run: setup  ## the main job: GRPO on this machine's CPU (RECIPE=name, ARGS="steps=20 ...")
 	@$(PY) -m flows.grpo --recipe $(RECIPE) $(ARGS)
+
+sft: RECIPE ?= sft-cpu
+sft: setup  ## supervised fine-tuning on this machine's CPU (RECIPE=name, ARGS="steps=20 ...")
+	@$(PY) -m flows.sft --recipe $(RECIPE) $(ARGS)
 
 test: setup  ## the whole suite
 	@$(PY) -m pytest $(ARGS)

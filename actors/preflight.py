@@ -10,9 +10,10 @@ import torch
 from actors.environments import Environment, build
 from actors.policy.hf import check_model_dir, head_dim
 from actors.policy.scratch import write_scratch_model
-from actors.rollout.prompts import PromptEncoder
+from actors.rollout.prompts import Problems, PromptEncoder
 from configs.base import ConfigError
-from configs.run import RunConfig
+from configs.policy import ParallelConfig
+from configs.run import BaseRunConfig, RunConfig
 
 _PROBED_PROMPTS = 512  # prompts of each split whose length is checked; a generated task cannot be checked to its end
 _TOKENIZER_TEXTS = 2000
@@ -27,10 +28,18 @@ def prepare_model(config: RunConfig, scratch_directory: Path) -> str:
     """
     if config.model.path is not None:
         return config.model.path
-    environment = build(config.environment, config.seed)
-    problems = [environment.problem("train", i) for i in range(min(_TOKENIZER_TEXTS, environment.size("train")))]
-    write_scratch_model(scratch_directory, config.model, [f"{p.question} {p.answer}" for p in problems], config.seed)
-    return str(scratch_directory)
+    return scratch_model(config, build(config.environment, config.seed), scratch_directory)
+
+
+def scratch_model(config: BaseRunConfig, problems: Problems, directory: Path) -> str:
+    """Write a small model with a tokenizer of these problems. Returns the directory.
+
+    Raises:
+        ConfigError: the model's shape does not work.
+    """
+    texts = [problems.problem("train", i) for i in range(min(_TOKENIZER_TEXTS, problems.size("train")))]
+    write_scratch_model(directory, config.model, [f"{p.question} {p.answer}" for p in texts], config.seed)
+    return str(directory)
 
 
 def check(config: RunConfig, model_path: str) -> None:
@@ -40,9 +49,9 @@ def check(config: RunConfig, model_path: str) -> None:
         ConfigError: what does not, and what to change.
     """
     shape = check_model_dir(model_path)
-    _check_layout(config, shape)
-    encoder = _encoder(config, model_path)
-    _check_vocabulary(encoder, shape, model_path)
+    _check_head_size(shape)
+    check_layout(config.policy.parallel, shape)
+    encoder = load_encoder(model_path, config.environment.system_prompt, shape)
     _check_prompts(config, encoder, build(config.environment, config.seed), int(shape.max_position_embeddings))
 
 
@@ -52,14 +61,21 @@ def longest_sample(config: RunConfig, model_path: str) -> int:
     return min(context, config.generation.max_model_len or context)
 
 
-def _check_layout(config: RunConfig, shape: Any) -> None:
+def _check_head_size(shape: Any) -> None:
     size = head_dim(shape)
     if not torch.cuda.is_available() and size not in _CPU_HEAD_SIZES:
         raise ConfigError(
             f"model: an attention head has {size} dimensions; vLLM on a CPU has kernels for {', '.join(map(str, _CPU_HEAD_SIZES))}: "
             "change model.hidden_size or model.num_attention_heads"
         )
-    parallel = config.policy.parallel
+
+
+def check_layout(parallel: ParallelConfig, shape: Any) -> None:
+    """The parallel layout divides the model.
+
+    Raises:
+        ConfigError: it does not; names the field.
+    """
     for name, total, parts in (
         ("num_attention_heads", shape.num_attention_heads, parallel.tensor),
         ("num_key_value_heads", shape.num_key_value_heads, parallel.tensor),
@@ -70,14 +86,16 @@ def _check_layout(config: RunConfig, shape: Any) -> None:
             raise ConfigError(f"policy.parallel.{field}: {parts} does not divide the model's {name} ({total})")
 
 
-def _encoder(config: RunConfig, model_path: str) -> PromptEncoder:
+def load_encoder(model_path: str, system_prompt: str | None, shape: Any) -> PromptEncoder:
+    """The model's tokenizer, which fits the model.
+
+    Raises:
+        ConfigError: there is none, its vocabulary is larger than the model's, or it has no end token.
+    """
     try:
-        return PromptEncoder(model_path, config.environment.system_prompt)
+        encoder = PromptEncoder(model_path, system_prompt)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path: no tokenizer can be loaded from {model_path}: {str(error).splitlines()[0]}") from None
-
-
-def _check_vocabulary(encoder: PromptEncoder, shape: Any, model_path: str) -> None:
     largest = max(encoder.tokenizer.get_vocab().values())
     if largest >= shape.vocab_size:
         raise ConfigError(
@@ -88,6 +106,7 @@ def _check_vocabulary(encoder: PromptEncoder, shape: Any, model_path: str) -> No
         raise ConfigError(
             f"model.path: the tokenizer in {model_path} has no eos_token, so no response would ever end: set it in tokenizer_config.json"
         )
+    return encoder
 
 
 def _check_prompts(config: RunConfig, encoder: PromptEncoder, environment: Environment, context: int) -> None:

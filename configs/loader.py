@@ -1,42 +1,52 @@
-"""Recipe + overrides -> RunConfig. `load("arithmetic-cpu", ["model.hidden_size=256"])`."""
+"""Recipe + overrides -> the configuration of a run. `load("arithmetic-cpu", ["model.hidden_size=256"])`."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import yaml
 from pydantic import ValidationError
 
 from configs.base import ConfigError, explain
-from configs.run import RunConfig
+from configs.run import BaseRunConfig, RunConfig
 
 RECIPES = Path(__file__).parent / "recipes"
 
 
-def recipe_names() -> list[str]:
-    """The names that `load` knows without a path."""
-    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+def recipe_names(root: type[BaseRunConfig] = RunConfig) -> list[str]:
+    """The names that `load` knows without a path, of the flow whose configuration is `root`."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml") if _flow(yaml.safe_load(path.read_text())) == _flow_of(root))
 
 
-def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
+@overload
+def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig: ...
+@overload
+def load[C: BaseRunConfig](recipe: str, overrides: Sequence[str], root: type[C]) -> C: ...
+def load(recipe: str, overrides: Sequence[str] = (), root: type[BaseRunConfig] = RunConfig) -> BaseRunConfig:
     """Read a recipe by name or path, apply `dotted.field=value` overrides (values are YAML), and validate.
 
+    Args:
+        root: the configuration of the flow that is to run; a recipe says in its field `flow` which one it is for (default: grpo).
+
     Raises:
-        ConfigError: no such recipe, no such field, or a value that does not fit; one message names them all.
+        ConfigError: no such recipe, one of another flow, no such field, or a value that does not fit; one message names them all.
     """
-    values = _read(recipe)
+    values = _read(recipe, root)
+    flow = _flow(values)
+    if flow != _flow_of(root):
+        raise ConfigError(f"recipe {recipe!r} is for the flow {flow!r}, not for {_flow_of(root)!r}: run `python -m flows.{flow}`")
     for override in overrides:
         _apply(values, override)
     try:
-        return RunConfig.model_validate(values)
+        return root.model_validate(values)
     except ValidationError as error:
-        raise explain(error, RunConfig, f"recipe {recipe!r}") from None
+        raise explain(error, root, f"recipe {recipe!r}") from None
 
 
-def dump(config: RunConfig) -> str:
+def dump(config: BaseRunConfig) -> str:
     """The resolved configuration as YAML that `load` reads back to an equal object."""
     data = config.model_dump(mode="json", exclude_none=True)
     # A model taken from `path` has no shape fields of its own: written out, they would contradict the path.
@@ -45,11 +55,19 @@ def dump(config: RunConfig) -> str:
     return yaml.safe_dump(data, sort_keys=False)
 
 
-def _read(recipe: str) -> dict[str, Any]:
+def _flow(values: Any) -> Any:
+    return values.get("flow", _flow_of(RunConfig))
+
+
+def _flow_of(root: type[BaseRunConfig]) -> Any:
+    return root.model_fields["flow"].default
+
+
+def _read(recipe: str, root: type[BaseRunConfig]) -> dict[str, Any]:
     path = Path(recipe) if recipe.endswith((".yaml", ".yml")) else RECIPES / f"{recipe}.yaml"
     if not path.is_file():
-        near = difflib.get_close_matches(recipe, recipe_names(), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"recipes: {', '.join(recipe_names())}; or give a path that ends in .yaml"
+        near = difflib.get_close_matches(recipe, recipe_names(root), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"recipes: {', '.join(recipe_names(root))}; or give a path that ends in .yaml"
         raise ConfigError(f"no recipe {recipe!r}: {hint}")
     try:
         values = yaml.safe_load(path.read_text())

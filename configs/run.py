@@ -1,4 +1,4 @@
-"""The whole run: the root of a recipe."""
+"""The whole run: what the roots of all recipes share, and the root of a `grpo` recipe."""
 
 from __future__ import annotations
 
@@ -32,23 +32,30 @@ class RayConfig(StrictModel):
     object_store_mib: PositiveInt = 256
 
 
-class RunConfig(StrictModel):
-    """Everything that `grpo` needs. `configs.loader.load` builds it from a recipe and overrides."""
+class BaseRunConfig(StrictModel):
+    """What a run of any flow has."""
 
+    flow: str
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    mode: Literal["sync"] = "sync"
     seed: NonNegativeInt = 0
-    steps: PositiveInt = 50
-    validate_every: PositiveInt = Field(10, description="Steps between validations; the first and the last always validate.")
+    validate_every: PositiveInt = Field(10, description="Steps between validations; step 0 and the last step always validate.")
     model: ModelConfig = ModelConfig()
-    environment: EnvironmentConfig = EnvironmentConfig()
-    rollout: RolloutConfig = RolloutConfig()
-    generation: GenerationConfig = GenerationConfig()
     policy: PolicyConfig = PolicyConfig()
-    warm_start: WarmStartConfig = WarmStartConfig()
     data_plane: DataPlaneConfig = DataPlaneConfig()
     ray: RayConfig = RayConfig()
     output_dir: str = "runs"
+
+
+class RunConfig(BaseRunConfig):
+    """Everything that `grpo` needs. `configs.loader.load` builds it from a recipe and overrides."""
+
+    flow: Literal["grpo"] = "grpo"
+    mode: Literal["sync"] = "sync"
+    steps: PositiveInt = 50
+    environment: EnvironmentConfig = EnvironmentConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    generation: GenerationConfig = GenerationConfig()
+    warm_start: WarmStartConfig = WarmStartConfig()
     logged_samples: PositiveInt = Field(8, description="Responses per step, and validation answers, that a person can read afterwards.")
 
     @property

@@ -11,34 +11,37 @@ from typing import Any
 
 from prefect.logging.handlers import PrefectConsoleHandler
 
-from actors.preflight import check, prepare_model
 from configs.base import ConfigError
 from configs.loader import dump, load, recipe_names
-from configs.run import RunConfig
+from configs.run import BaseRunConfig
+from flows.grpo_session import GrpoSession
+from flows.session import Session
+from flows.sft_session import SftSession
+
+SESSIONS: dict[str, type[Session[Any]]] = {session.flow: session for session in (GrpoSession, SftSession)}
 
 
 def main(flow: Any, arguments: list[str] | None = None) -> int:
     """Run the flow as the arguments say. Returns the exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
-    options = _parse(flow, arguments)
+    session = SESSIONS[flow.name]
+    options = _parse(flow, session, arguments)
     try:
-        config = load(options.recipe, options.overrides)
+        config = load(options.recipe, options.overrides, session.config_type)
         if options.dry_run:
             print(plan(config))
             return 0
         # Before anything starts: a wrong input should cost seconds. The flow checks again, for runs that a deployment started.
         with tempfile.TemporaryDirectory() as scratch:
-            check(config, prepare_model(config, Path(scratch)))
+            session.prepare(config, Path(scratch))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return _run(flow, options)
 
 
-def plan(config: RunConfig) -> str:
+def plan(config: BaseRunConfig) -> str:
     """The resolved configuration and the actors that a run would start."""
-    from tasks.launch import planned_actors
-
-    actors = "\n".join(f"  {name:<18} {what}" for name, what in planned_actors(config))
+    actors = "\n".join(f"  {name:<18} {what}" for name, what in SESSIONS[config.flow].planned_actors(config))
     return f"{dump(config)}\nActors (none started by --dry-run):\n{actors}"
 
 
@@ -67,9 +70,10 @@ def _quiet_console() -> None:
                 handler.setLevel(logging.ERROR)
 
 
-def _parse(flow: Any, arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=f"python -m flows.{flow.name}", description=flow.description or flow.name)
-    parser.add_argument("--recipe", default="arithmetic-cpu", help=f"a name ({', '.join(recipe_names())}) or a path to a .yaml file")
+def _parse(flow: Any, session: type[Session[Any]], arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"python -m flows.{flow.name}", description=(flow.description or flow.name).split("\n\n")[0])
+    names, default = ", ".join(recipe_names(session.config_type)), flow.parameters.properties["recipe"]["default"]
+    parser.add_argument("--recipe", default=default, help=f"a name ({names}; default: {default}) or a path to a .yaml file")
     parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration and the planned actors; start nothing")
     parser.add_argument("overrides", nargs="*", metavar="field=value", help="for example model.hidden_size=256 steps=20")
     return parser.parse_args(arguments)

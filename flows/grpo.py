@@ -12,15 +12,8 @@ from typing import Any
 from prefect import flow
 
 from configs.loader import load
-from flows.session import Session
-
-
-def run_name() -> str:
-    """grpo-<recipe>-<date and time>, for the person who reads the list of runs."""
-    from prefect.runtime import flow_run
-
-    start = flow_run.scheduled_start_time
-    return f"grpo-{flow_run.parameters['recipe']}-{start:%Y-%m-%d-%H%M%S}"
+from flows.grpo_session import GrpoSession
+from flows.session import run_name
 
 
 @flow(name="grpo", flow_run_name=run_name, validate_parameters=False)
@@ -32,7 +25,7 @@ def grpo(recipe: str = "arithmetic-cpu", overrides: list[str] | None = None) -> 
         overrides: dotted.field=value, each on top of the recipe.
     """
     config = load(recipe, overrides or ())
-    with Session(config, recipe) as run:
+    with GrpoSession(config, recipe) as run:
         warm_start(run)
         run.begin_grpo()
         run.validate(step=0)
@@ -50,7 +43,7 @@ def grpo(recipe: str = "arithmetic-cpu", overrides: list[str] | None = None) -> 
     return run.summary()
 
 
-def warm_start(run: Session) -> None:
+def warm_start(run: GrpoSession) -> None:
     """Supervised steps until the model sometimes succeeds; then the engines get the weights."""
     config = run.config.warm_start
     for first in range(1, config.steps + 1, config.check_every):

@@ -1,70 +1,111 @@
-"""A run around the loop: start-up and tear-down, timing, metrics, and what a person sees. The loop itself is in grpo.py.
+"""A run around a flow's loop: start-up and tear-down, timing, metrics, and what a person sees. The loops are in grpo.py and sft.py.
 
 Session.__enter__   run directory ─► model files ─► preflight ─► Ray ─► actors
-Session.step        one step: stages are timed, metrics written, the step's keys cleared (also when a stage raised)
+Session.running     one step: stages are timed, metrics written, the step's keys cleared (also when a stage raised)
 Session.__exit__    summary and report; every actor of the run ends
+
+GrpoSession (grpo_session.py) and SftSession (sft_session.py) add what is their flow's own.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from prefect import runtime
 
 from actors import names
-from actors.preflight import check, prepare_model
-from actors.rollout.collector import Validation
 from configs.loader import dump
-from configs.run import RunConfig
+from configs.run import BaseRunConfig
 from flows.step import Step
-from tasks.checkpoint import export_hf
 from tasks.cluster import cluster
-from tasks.evaluate import validate
-from tasks.launch import launch, logical_cpus, stop
+from tasks.launch import RunActors, logical_cpus, stop
 from tasks.publish import Publisher
-from tasks.refit import refit
 from tasks.reporting.html import write_report
 from tasks.reporting.metrics import MetricsWriter
 from tasks.reporting.run_dir import RunDirectory
-from tasks.reporting.samples import SamplesWriter
 from tasks.reporting.summary import Summary, render_summary_text
 from tasks.reporting.terminal import Progress
-from tasks.train import begin_grpo
-from tasks.warm_start import begin_warm_start, warm_start
+from tasks.reporting.views import VIEWS, FlowName
 
 
-class Session:
-    """One run's lifetime. Use as a context manager."""
+def run_name() -> str:
+    """<flow>-<recipe>-<date and time>, for the person who reads the list of runs."""
+    run = runtime.flow_run
+    return f"{run.flow_name}-{run.parameters['recipe']}-{run.scheduled_start_time:%Y-%m-%d-%H%M%S}"
 
-    def __init__(self, config: RunConfig, recipe: str) -> None:
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is known before anything starts: the model's directory, and the steps of the run."""
+
+    model_path: str
+    steps: int
+
+
+class Session[C: BaseRunConfig](ABC):
+    """One run's lifetime. Use as a context manager.
+
+    Attributes:
+        steps: of the whole run, known inside the block.
+    """
+
+    flow: ClassVar[FlowName]
+    config_type: ClassVar[type[BaseRunConfig]]
+    parts: ClassVar[str]  # what starts, for the person who waits for it
+
+    def __init__(self, config: C, recipe: str) -> None:
         self.config, self.recipe = config, recipe
         self.namespace = names.namespace(str(runtime.flow_run.id or uuid.uuid4()))
-        self.weight_version = 0
+        self.steps = 0
         self.seconds: dict[str, float] = defaultdict(float)
         self._tokens = 0.0
-        self._logprob_errors: list[float] = []
-        self._validations: dict[int, Validation] = {}
         self._steps_done = 0
         self._status: Literal["completed", "failed", "cancelled"] = "failed"
         self._error: str | None = None
         self._started = time.monotonic()
         self._stack = ExitStack()
 
+    # ---- what each flow has of its own ----
+
+    @staticmethod
+    @abstractmethod
+    def planned_actors(config: Any) -> list[tuple[str, str]]:
+        """(name, what it does) of every actor that a run would start."""
+
+    @staticmethod
+    @abstractmethod
+    def prepare(config: Any, scratch: Path) -> Prepared:
+        """See that everything fits, before anything starts; a model that the recipe makes up is written to `scratch`.
+
+        Raises:
+            ConfigError: what does not fit, and what to change.
+        """
+
+    @abstractmethod
+    def _launch(self, prepared: Any) -> RunActors:
+        """Start the actors."""
+
+    @abstractmethod
+    def _facts(self) -> dict[str, Any]:
+        """Fields of the summary that are the flow's own."""
+
     # ---- lifetime ----
 
     def __enter__(self) -> Self:
-        self.publisher = Publisher(self.config.steps)
+        self.publisher = Publisher(self.flow)
         self.directory = RunDirectory.create(self.config.output_dir, self.config.name)
         self.directory.config.write_text(dump(self.config))
         self.metrics = self._stack.enter_context(MetricsWriter(self.directory))
-        self.samples = self._stack.enter_context(SamplesWriter(self.directory))
-        self.progress = self._stack.enter_context(Progress(self.config.steps))
+        self.progress = self._stack.enter_context(Progress(VIEWS[self.flow].line))
         try:
             self._open()
         except BaseException as error:
@@ -73,14 +114,15 @@ class Session:
         return self
 
     def _open(self) -> None:
-        config = self.config
         with self.progress.phase("writing and checking the model"):
-            model_path = prepare_model(config, self.directory.root / "model")
-            check(config, model_path)
+            prepared = self.prepare(self.config, self.directory.root / "model")
+        self.steps = prepared.steps
+        self.publisher.begin(self.steps)
+        self.progress.begin(self.steps)
         with self.progress.phase("starting Ray"):
-            self._stack.enter_context(cluster(config.ray, self.namespace, logical_cpus(config)))
-        with self.progress.phase("starting the actors: data plane, vLLM, Megatron, collector"), self.time("launch"):
-            self.actors = launch(config, model_path, self.namespace)
+            self._stack.enter_context(cluster(self.config.ray, self.namespace, logical_cpus(self.config)))
+        with self.progress.phase(f"starting the actors: {self.parts}"), self.time("launch"):
+            self.actors = self._launch(prepared)
             self._stack.callback(stop, self.namespace, self.actors.address)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -97,76 +139,22 @@ class Session:
             self.publisher.finish(self.directory, summary)
             self.progress.note(f"{render_summary_text(summary)}\nreport: {self.directory.report}")
 
-    # ---- the parts of a run around its steps ----
-
-    def warm_start(self, first: int, last: int) -> None:
-        """Supervised steps first..last."""
-        config = self.config
-        with self.time("warm_start"):
-            if first == 1:
-                optimizer = config.policy.optimizer.model_copy(
-                    update={"lr": config.warm_start.lr, "warmup_steps": 0, "decay_steps": None, "decay_style": "constant"}
-                )
-                begin_warm_start(self.namespace, optimizer, config.policy.timeout_s)
-            history = warm_start(self.namespace, first, last, config.policy.timeout_s)
-        self.progress.note(f"warm start {last}/{config.warm_start.steps}: loss {history[-1]['loss']:.3f}")
-
-    def check_accuracy(self, label: int) -> float:
-        """Validation accuracy during the warm start."""
-        with self.time("warm_start"):
-            found = validate(self.namespace, f"warm-start-{label}", self.weight_version, self.config.generation.timeout_s)
-        self.progress.note(f"warm start {label}/{self.config.warm_start.steps}: validation accuracy {found.accuracy:.3f}")
-        return found.accuracy
-
-    def begin_grpo(self) -> None:
-        """A fresh optimizer; the present weights become the reference when the loss has a KL term."""
-        policy = self.config.policy
-        begin_grpo(self.namespace, policy.optimizer, policy.loss.kl_coef > 0, policy.timeout_s)
-
-    def validate(self, step: int) -> None:
-        """Validation accuracy and reward after `step` steps; the first one is "before"."""
-        with self.time("validate") as timer:
-            found = validate(self.namespace, str(step), self.weight_version, self.config.generation.timeout_s)
-        self._validations[step] = found
-        self.samples.write(step, "before" if step == 0 else "after" if step == self.config.steps else "validation", found.samples)
-        values = {"accuracy/validation": found.accuracy, "reward/validation": found.reward, "time/validate": timer.seconds}
-        self.record(step, values)
-        self.progress.step(step, values)
-        self.progress.note(f"step {step}: validation accuracy {found.accuracy:.3f}, reward {found.reward:.3f}")
-
-    def refit(self) -> None:
-        """Weights into the engines, outside a step."""
-        with self.time("warm_start"):
-            result = refit(self.namespace, "warm-start", self.actors.engines, self.config.policy.timeout_s)
-        self.weight_version = int(result["weight_version"])
+    # ---- inside the loop ----
 
     @contextmanager
-    def step(self, number: int) -> Iterator[Step]:
-        """One step. Its metrics are written at the end; its keys are cleared even when a stage raised."""
-        step = Step(self, number)
+    def running[S: Step](self, step: S) -> Iterator[S]:
+        """The stages of one step. Its metrics are written at the end; its keys are cleared even when a stage raised."""
         started = time.monotonic()
         try:
             yield step
         finally:
             step.clear()
         seconds = time.monotonic() - started
-        step.metrics |= {"time/step": seconds, "tokens_per_s": step.metrics["tokens"] / seconds, "weight_version": self.weight_version}
+        step.metrics |= {"time/step": seconds, "tokens_per_s": step.metrics["tokens"] / seconds}
         self._tokens += step.metrics["tokens"]
-        self._logprob_errors.append(step.metrics["logprob_error/mean"])
-        self._steps_done = number
-        self.record(number, step.metrics)
-        self.progress.step(number, step.metrics)
-
-    def export(self) -> None:
-        """The trained policy as a Hugging Face directory."""
-        with self.time("export"), self.progress.phase("writing the trained model"):
-            export_hf(self.namespace, str(self.directory.hf), self.config.policy.timeout_s)
-
-    def summary(self) -> dict[str, Any]:
-        """What the flow returns."""
-        return self._summarise().model_dump()
-
-    # ---- bookkeeping ----
+        self._steps_done = step.number
+        self.record(step.number, step.metrics)
+        self.progress.step(step.number, step.metrics)
 
     @contextmanager
     def time(self, stage: str) -> Iterator[Timer]:
@@ -183,26 +171,23 @@ class Session:
         self.metrics.write(step, metrics)
         self.publisher.update(step, metrics)
 
+    def summary(self) -> dict[str, Any]:
+        """What the flow returns."""
+        return self._summarise().model_dump()
+
     def _summarise(self) -> Summary:
-        done = sorted(self._validations)
-        before = self._validations[done[0]] if done else None
-        after = self._validations[done[-1]] if len(done) > 1 else None
         return Summary(
+            flow=self.flow,
             name=self.directory.root.name,
             recipe=self.recipe,
             seed=self.config.seed,
             status=self._status,
             error=self._error,
-            reward_before=before.reward if before else None,
-            reward_after=after.reward if after else None,
-            accuracy_before=before.accuracy if before else None,
-            accuracy_after=after.accuracy if after else None,
             steps=self._steps_done,
             seconds=time.monotonic() - self._started,
             tokens=int(self._tokens),
             seconds_per_stage=dict(self.seconds),
-            weight_version=self.weight_version,
-            mean_logprob_error=sum(self._logprob_errors) / len(self._logprob_errors) if self._logprob_errors else None,
+            **self._facts(),
         )
 
 

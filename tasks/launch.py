@@ -1,13 +1,15 @@
 """Starts a run's actors, all at once, and ends them.
 
-    driver (flow process) ── owns ──► data plane, engines, environment, collector, policy group ── owns ──► policy workers
+    grpo   driver (flow process) ── owns ──► data plane, engines, environment, collector, policy group ── owns ──► policy workers
+    sft    driver (flow process) ── owns ──► data plane, collector, policy group ── owns ──► policy workers
 
 Ray ends what a driver owns when the driver ends, however it ends: return, failure, cancellation or SIGKILL.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +23,15 @@ from actors.environments.actor import EnvironmentActor
 from actors.generation.engine import engine_actor_class
 from actors.policy.group import PolicyGroup
 from actors.preflight import longest_sample
+from actors.preflight_sft import SupervisedData
 from actors.rollout.collector import Collector
 from actors.rollout.prompts import end_token_ids
+from actors.rollout.supervised import SupervisedCollector
 from actors.waiting import wait_all
 from configs import settings
-from configs.run import RunConfig
+from configs.policy import PolicyConfig
+from configs.run import BaseRunConfig, RunConfig
+from configs.sft import SftConfig
 from tasks.call import STAGE
 
 
@@ -41,22 +47,42 @@ class RunActors:
 
 def planned_actors(config: RunConfig) -> list[tuple[str, str]]:
     """(name, what it does) of every actor that `launch` would start."""
-    parallel = config.policy.parallel
-    layout = f"DP{parallel.data} TP{parallel.tensor} PP{parallel.pipeline} CP{parallel.context}"
     engine = f"vLLM, {config.generation.executor}, {config.generation.dtype}"
     return [
-        ("data plane", f"TransferQueue: a controller and {config.data_plane.num_storage_units} storage unit(s)"),
+        _planned_data_plane(config),
         *((name, engine) for name in names.engines(config.generation.num_engines)),
         (names.ENVIRONMENT, f"rewards: {config.environment.kind}"),
         (names.COLLECTOR, f"{config.rollout.prompts_per_step} prompts x {config.rollout.responses_per_prompt} responses a step"),
-        (names.POLICY, f"owns the workers ({layout})"),
-        *((f"policy-worker-{rank}", f"Megatron-Core, {config.policy.dtype}") for rank in range(parallel.world_size)),
+        *_planned_policy(config.policy),
     ]
 
 
-def logical_cpus(config: RunConfig) -> int:
+def planned_sft_actors(config: SftConfig) -> list[tuple[str, str]]:
+    """(name, what it does) of every actor that `launch_sft` would start."""
+    environment = config.data.environment
+    source = config.data.train if environment is None else f"environment {environment.kind}"
+    return [
+        _planned_data_plane(config),
+        (names.COLLECTOR, f"{config.batch_size} samples a step of {source}"),
+        *_planned_policy(config.policy),
+    ]
+
+
+def _planned_data_plane(config: BaseRunConfig) -> tuple[str, str]:
+    return "data plane", f"TransferQueue: a controller and {config.data_plane.num_storage_units} storage unit(s)"
+
+
+def _planned_policy(policy: PolicyConfig) -> list[tuple[str, str]]:
+    parallel = policy.parallel
+    layout = f"DP{parallel.data} TP{parallel.tensor} PP{parallel.pipeline} CP{parallel.context}"
+    workers = [(f"policy-worker-{rank}", f"Megatron-Core, {policy.dtype}") for rank in range(parallel.world_size)]
+    return [(names.POLICY, f"owns the workers ({layout})"), *workers]
+
+
+def logical_cpus(config: BaseRunConfig) -> int:
     """What the actors ask Ray for, when the cluster is the run's own: one per engine and per policy worker, and one to spare."""
-    return config.generation.num_engines + config.policy.parallel.world_size + 1
+    engines = config.generation.num_engines if isinstance(config, RunConfig) else 0
+    return engines + config.policy.parallel.world_size + 1
 
 
 # The handles keep the actors alive; they belong to this process, and so end with it.
@@ -65,34 +91,72 @@ _handles: dict[str, dict[str, Any]] = {}
 
 @task(name="launch", task_run_name="launch-actors", **STAGE)
 def launch(config: RunConfig, model_path: str, namespace: str) -> RunActors:
-    """Start every actor of the run at once, and wait until all can work.
+    """Start every actor of a GRPO run at once, and wait until all can work.
 
     Raises:
         ActorGoneError, ActorTimeoutError: one died or was not ready in time; the message names it. What did start is ended.
     """
-    handles: dict[str, Any] = {}
-    _handles[namespace] = handles
-    address: DataPlaneAddress | None = None
-    try:
+    with _starting(namespace, config, config.generation.timeout_s) as start:
         # The engine takes longest, so it goes first.
-        engines = _start_engines(handles, config, model_path, namespace)
-        _start(handles, names.ENVIRONMENT, EnvironmentActor, namespace, config.environment, config.seed)
-        address = queue.start(namespace, config.data_plane)
-        _start(
-            handles, names.POLICY, PolicyGroup, namespace,
-            config.policy, model_path, namespace, address, config.data_plane.timeout_s, config.seed, config.rollout.temperature,
-            _computing(config.policy.parallel.world_size), longest_sample(config, model_path),
+        engines = _start_engines(start.handles, config, model_path, namespace)
+        start.actor(names.ENVIRONMENT, EnvironmentActor, config.environment, config.seed)
+        address = start.data_plane()
+        start.policy(model_path, config.rollout.temperature, longest_sample(config, model_path))
+        start.actor(names.COLLECTOR, Collector, config, model_path, namespace, engines, names.ENVIRONMENT, address)
+    return RunActors(namespace, address, engines, start.ready)
+
+
+@task(name="launch", task_run_name="launch-actors", **STAGE)
+def launch_sft(config: SftConfig, model_path: str, namespace: str, data: SupervisedData) -> RunActors:
+    """Start every actor of an `sft` run at once, and wait until all can work.
+
+    Raises:
+        ActorGoneError, ActorTimeoutError: one died or was not ready in time; the message names it. What did start is ended.
+    """
+    with _starting(namespace, config, config.policy.timeout_s) as start:
+        address = start.data_plane()
+        start.policy(model_path, 1.0, data.longest)
+        start.actor(names.COLLECTOR, SupervisedCollector, config, model_path, address, data.allowed)
+    return RunActors(namespace, address, [], start.ready)
+
+
+class _Starting:
+    """The actors of one run while they start."""
+
+    def __init__(self, namespace: str, config: BaseRunConfig) -> None:
+        self._namespace, self._config = namespace, config
+        self.handles: dict[str, Any] = {}
+        self.address: DataPlaneAddress | None = None
+        self.ready: dict[str, str] = {}
+
+    def actor(self, name: str, cls: Callable[..., Any], *arguments: Any) -> None:
+        self.handles[name] = ray.remote(cls).options(name=name, namespace=self._namespace, num_cpus=0).remote(*arguments)
+
+    def data_plane(self) -> DataPlaneAddress:
+        self.address = queue.start(self._namespace, self._config.data_plane)
+        return self.address
+
+    def policy(self, model_path: str, temperature: float, longest: int) -> None:
+        config = self._config
+        self.actor(
+            names.POLICY, PolicyGroup,
+            config.policy, model_path, self._namespace, self.address, config.data_plane.timeout_s, config.seed, temperature,
+            _computing(config.policy.parallel.world_size), longest,
         )  # fmt: skip
-        _start(handles, names.COLLECTOR, Collector, namespace, config, model_path, namespace, engines, names.ENVIRONMENT, address)
-        ready = wait_all(
-            {name: handle.ready.remote() for name, handle in handles.items()},
-            what="start",
-            timeout_s=config.generation.timeout_s,
-        )
+
+
+@contextmanager
+def _starting(namespace: str, config: BaseRunConfig, timeout_s: float) -> Iterator[_Starting]:
+    """Start actors inside the block; at its end all of them are ready, or, after any failure, gone."""
+    starting = _Starting(namespace, config)
+    _handles[namespace] = starting.handles
+    try:
+        yield starting
+        pending = {name: handle.ready.remote() for name, handle in starting.handles.items()}
+        starting.ready = wait_all(pending, what="start", timeout_s=timeout_s)
     except BaseException:
-        stop(namespace, address)
+        stop(namespace, starting.address)
         raise
-    return RunActors(namespace, address, engines, ready)
 
 
 def stop(namespace: str, address: DataPlaneAddress | None = None) -> None:
@@ -115,10 +179,6 @@ def _start_engines(handles: dict[str, Any], config: RunConfig, model_path: str, 
             config.generation, model_path, config.seed + index, ends
         )
     return found
-
-
-def _start(handles: dict[str, Any], name: str, cls: Callable[..., Any], namespace: str, *arguments: Any) -> None:
-    handles[name] = ray.remote(cls).options(name=name, namespace=namespace, num_cpus=0).remote(*arguments)
 
 
 def _computing(processes: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""train: optimizer steps on one batch, GRPO's or the warm start's."""
+"""train: optimizer steps on one batch, of GRPO, of supervised fine-tuning, or of the warm start."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from prefect import task
 
 from actors import names
 from actors.data_plane.meta import KVBatchMeta
+from actors.policy.worker_actor import Objective
 from configs.policy import OptimizerConfig
 from tasks.call import STAGE, call
 
 
 @task(name="train", task_run_name="train-{step}", **STAGE)
-def train(namespace: str, step: int, meta: KVBatchMeta, timeout_s: float) -> dict[str, float]:
-    """One GRPO step. Returns loss, KL, clip fraction, gradient norm, log-probability error, tokens and FLOP rate."""
-    result: dict[str, float] = call(namespace, names.POLICY, "train", meta, "grpo", timeout_s=timeout_s)
+def train(namespace: str, step: int, meta: KVBatchMeta, objective: Objective, timeout_s: float) -> dict[str, float]:
+    """One step. Returns loss, gradient norm, tokens, TFLOP, TFLOP/s per worker; of grpo also KL, clip fraction, log-probability error."""
+    result: dict[str, float] = call(namespace, names.POLICY, "train", meta, objective, timeout_s=timeout_s)
     return result
 
 

@@ -1,4 +1,6 @@
-"""warm start: a few supervised steps on the environment's own answers. One task run for a stretch of steps, as each takes milliseconds."""
+"""warm start: supervised steps on the environment's own answers: the steps of the `sft` flow, as one task run for a stretch of them,
+as each takes milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,9 @@ from prefect.logging import get_run_logger
 from actors import names
 from configs.policy import OptimizerConfig
 from tasks.call import STAGE, call
+from tasks.clear import clear
+from tasks.supervised import supervised_batch
+from tasks.train import train
 
 
 @task(name="begin-warm-start", task_run_name="begin-warm-start", **STAGE)
@@ -21,10 +26,10 @@ def warm_start(namespace: str, first: int, last: int, timeout_s: float) -> list[
     """Supervised steps first..last. Returns each one's metrics."""
     history = []
     for step in range(first, last + 1):
-        meta = call(namespace, names.COLLECTOR, "supervised", step, timeout_s=timeout_s)
+        batch = supervised_batch.fn(namespace, step, timeout_s).meta
         try:
-            history.append(call(namespace, names.POLICY, "train", meta, "sft", timeout_s=timeout_s))
+            history.append(train.fn(namespace, step, batch, "sft", timeout_s))
         finally:
-            call(namespace, names.COLLECTOR, "clear", meta, timeout_s=timeout_s)
+            clear.fn(namespace, step, batch, timeout_s)
     get_run_logger().info("warm start steps %d to %d: loss %.3f", first, last, history[-1]["loss"])
     return history

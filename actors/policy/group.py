@@ -126,6 +126,11 @@ class PolicyGroup:
         return {"logprob_s": time.monotonic() - started}
 
     @_one_at_a_time
+    def evaluate(self, meta: KVBatchMeta) -> dict[str, float]:
+        """The supervised loss of the present weights over the batch, without an update. Returns loss, entropy, response_tokens."""
+        return self._over_replicas("evaluate_step", meta)
+
+    @_one_at_a_time
     def snapshot_reference(self) -> None:
         """Make the current weights the reference policy."""
         self._on_all("snapshot_reference")

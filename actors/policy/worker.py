@@ -158,6 +158,17 @@ class PolicyWorker:
         return step_metrics(objective, totals, largest, self._config.loss) | {"grad_norm": grad_norm, "lr": lr}
 
     @_on_device
+    def evaluate(self, plan: ShardPlan) -> dict[str, float]:
+        """The supervised loss over the plan's rows, without a gradient: loss, entropy and response_tokens as of `train`.
+
+        Raises:
+            MissingColumnsError, DataPlaneError: the token columns were not written, or cannot be read.
+        """
+        micro_batches = self._micro_batches(plan, BASE)
+        reports = self._forward_backward(micro_batches, lambda b, out: self._loss(plan, "sft", b, out), forward_only=True)
+        return step_metrics("sft", *reduce_reports(reports, self._device))
+
+    @_on_device
     def warm_up(self, plan: ShardPlan, objective: Literal["sft", "grpo"]) -> None:
         """The passes of `train` over the plan's rows, without an update: weights, moments, schedule and random state stay."""
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):

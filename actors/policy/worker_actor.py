@@ -18,7 +18,12 @@ from configs.policy import OptimizerConfig, PolicyConfig
 
 Objective = Literal["sft", "grpo"]
 # Stage methods and their arguments (Ray wraps the methods, so their signatures cannot be asked).
-_STAGES = {"train_step": ("plan", "objective"), "logprob_step": ("plan", "column", "reference"), "warm_up": ("plan", "objective")}
+_STAGES = {
+    "train_step": ("plan", "objective"),
+    "logprob_step": ("plan", "column", "reference"),
+    "evaluate_step": ("plan",),
+    "warm_up": ("plan", "objective"),
+}
 
 
 class MalformedRequestError(TypeError):
@@ -78,6 +83,11 @@ class PolicyWorkerActor:
         """`PolicyWorker.logprob`."""
         with self._alone("logprob_step"):
             return self._worker.logprob(plan, column, reference)
+
+    def evaluate_step(self, plan: ShardPlan) -> dict[str, float]:
+        """`PolicyWorker.evaluate`."""
+        with self._alone("evaluate_step"):
+            return self._worker.evaluate(plan)
 
     def warm_up(self, plan: ShardPlan, objective: Objective) -> None:
         """`PolicyWorker.warm_up`."""

@@ -20,8 +20,10 @@ from actors.data_plane.meta import KVBatchMeta
 from actors.environments import Problem, build
 from actors.generation.pool import EnginePool
 from actors.generation.types import GenerationRequest, GenerationResult
+from actors.policy.hf import check_model_dir
 from actors.rollout.assemble import TRAIN_FIELDS, group_meta, token_columns
 from actors.rollout.prompts import PromptEncoder, PromptStream
+from actors.rollout.supervised import SampleReader, SampleStream, SupervisedBatches
 from configs.run import RunConfig
 
 
@@ -72,8 +74,9 @@ class Collector:
         self._pool = EnginePool(namespace, engines, timeout_s=config.generation.timeout_s)
         self._partition = "train"
         self._plane.register_partition(self._partition, fields=TRAIN_FIELDS, capacity=config.data_plane.capacity_samples)
-        self._supervised_partition = "warm_start"
-        self._plane.register_partition(self._supervised_partition, fields=TRAIN_FIELDS, capacity=None)
+        # One stream: the first rollout draws the prompts that follow those of the warm start.
+        reader = SampleReader(self._encoder, int(check_model_dir(model_path).max_position_embeddings), "error")
+        self._warm_start, self._examples = SupervisedBatches(self._plane, "warm_start"), SampleStream(self._stream, reader)
 
     def ready(self) -> str:
         """A line for the log, once the actor can work."""
@@ -125,14 +128,7 @@ class Collector:
 
     def supervised(self, step: int) -> KVBatchMeta:
         """The next warm-start batch: prompts of the training stream with the environment's own answers."""
-        drawn = self._stream.draw(self._config.warm_start.batch_size)
-        prompts = [self._encoder.prompt(problem) for _, problem in drawn]
-        answers = [self._encoder.answer(problem) for _, problem in drawn]
-        metas = [
-            group_meta(self._supervised_partition, "warm_start", 0, uid, [len(prompt) + len(answer)], [{"response_length": len(answer)}])
-            for (uid, _), prompt, answer in zip(drawn, prompts, answers, strict=True)
-        ]
-        return self._plane.put(KVBatchMeta.concat(metas), token_columns(prompts, answers))
+        return self._warm_start.put(self._examples.draw(self._config.warm_start.batch_size), f"warm-start batch {step}")
 
     def clear(self, meta: KVBatchMeta) -> None:
         """Forget these samples."""

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
-from actors.environments import Environment, Problem
+from actors.environments import Problem, Split
+
+
+class Problems(Protocol):
+    """Numbered problems in two splits: an environment, or a data set."""
+
+    def size(self, split: Split) -> int:
+        """How many problems the split has."""
+
+    def problem(self, split: Split, index: int) -> Problem:
+        """Problem number `index` of the split; the same for the same arguments."""
 
 
 class PromptEncoder:
@@ -57,11 +67,12 @@ def data_order(size: int, seed: int) -> Iterator[tuple[int, int]]:
 
 
 class PromptStream:
-    """The training prompts in their seeded order. `position` says how many were drawn."""
+    """The training prompts in their seeded order, `size` an epoch. `position` says how many were drawn."""
 
-    def __init__(self, environment: Environment, seed: int) -> None:
-        self._environment = environment
-        self._order = data_order(environment.size("train"), seed)
+    def __init__(self, problems: Problems, seed: int) -> None:
+        self._problems = problems
+        self.size = problems.size("train")
+        self._order = data_order(self.size, seed)
         self.position = 0
 
     def draw(self, count: int) -> list[tuple[str, Problem]]:
@@ -70,5 +81,5 @@ class PromptStream:
         for _ in range(count):
             epoch, index = next(self._order)
             self.position += 1
-            drawn.append((f"{epoch}.{index}", self._environment.problem("train", index)))
+            drawn.append((f"{epoch}.{index}", self._problems.problem("train", index)))
         return drawn

@@ -21,11 +21,10 @@ from tasks.reporting.charts import Line, line_chart, stacked_bars
 from tasks.reporting.metrics import Row, by_step, read, series
 from tasks.reporting.run_dir import RunDirectory
 from tasks.reporting.samples import read_samples
-from tasks.reporting.summary import STEP_STAGES, Summary
+from tasks.reporting.summary import Summary
+from tasks.reporting.views import VIEWS, Chart, View
 
 _TEMPLATE = "report.html.j2"
-_STAGES = (*STEP_STAGES, "validate")
-_STAGE_CLASS = {stage: f"s{number}" for number, stage in enumerate(_STAGES, start=1)} | {"other": "other"}
 _TRAINING_STEPS_SHOWN = 5
 _MOST_WARNINGS = 10
 
@@ -38,6 +37,15 @@ class Panel:
     note: str
     chart: Markup
     legend: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A headline number; a wide one may show what it was before."""
+
+    value: str
+    label: str
+    before: str | None = None
 
 
 def write_report(directory: RunDirectory) -> Path:
@@ -64,12 +72,14 @@ def render_report(summary: Summary, metrics: Sequence[Row], samples: Sequence[di
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"number": text.number, "score": text.score, "duration": text.duration}
-    rows = by_step(metrics)
+    rows, view = by_step(metrics), VIEWS[summary.flow]
     warnings = _not_finite(metrics)
     return environment.get_template(_TEMPLATE).render(
         summary=summary,
-        panels=_panels(rows),
-        time_panel=_time_panel(rows),
+        view=view,
+        tiles=_tiles(summary),
+        panels=_panels(rows, view),
+        time_panel=_time_panel(rows, view),
         stages=_stage_table(summary),
         compared=_compared(samples),
         training=_training_samples(samples),
@@ -79,42 +89,62 @@ def render_report(summary: Summary, metrics: Sequence[Row], samples: Sequence[di
     )
 
 
-def _panels(rows: Sequence[Row]) -> list[Panel]:
-    reward = (
-        Line("training, mean of the batch", series(rows, "reward/mean"), 1),
-        Line("validation, greedy", series(rows, "reward/validation"), 2),
-    )
-    error = (
-        Line("largest token", series(rows, "logprob_error/max"), 2),
-        Line("mean over tokens", series(rows, "logprob_error/mean"), 1),
-    )
-    accuracy = (Line("accuracy", series(rows, "accuracy/validation"), 1),)
-    kl = (Line("KL", series(rows, "kl"), 1),)
-    steps = (rows[0]["step"], rows[-1]["step"]) if rows else (0, 0)
+def _tiles(summary: Summary) -> list[Tile]:
+    """The first two are wide."""
+    score, number = text.score, text.number
+    if summary.flow == "sft":
+        best = f"validation loss of the best checkpoint (step {number(summary.best_step)})"
+        first = [
+            Tile(number(summary.validation_loss_after), "validation loss, before → after", number(summary.validation_loss_before)),
+            Tile(number(summary.validation_loss_best), best),
+        ]
+        last = [
+            Tile(number(summary.mean_tflops_per_worker), "TFLOP/s per worker"),
+            Tile((summary.stopped_because or text.ABSENT).replace("_", " "), "stopped by"),
+        ]
+    else:
+        first = [
+            Tile(score(summary.accuracy_after), "validation accuracy, before → after", score(summary.accuracy_before)),
+            Tile(score(summary.reward_after), "validation reward, before → after", score(summary.reward_before)),
+        ]
+        last = [
+            Tile(number(summary.mean_logprob_error), "mean log-probability error"),
+            Tile(number(summary.weight_version), "last weight version"),
+        ]
     return [
-        _lines("Reward", "of sampled and of greedy responses", reward, steps=steps, bounds=(0.0, 0.0)),
-        _lines("Validation accuracy", "greedy answers to held-out prompts", accuracy, steps=steps, bounds=(0.0, 1.0)),
-        _lines("KL to the reference", "nats per token", kl, steps=steps, bounds=(0.0, 0.0)),
-        _lines("Log-probability error", "|generation − training|, nats per token, log scale", error, steps=steps, log=True),
+        *first,
+        Tile(str(summary.steps), f"{VIEWS[summary.flow].title} steps"),
+        Tile(text.duration(summary.seconds), "wall clock"),
+        Tile(number(summary.tokens), "tokens trained on"),
+        Tile(number(summary.tokens_per_s), "tokens per second"),
+        *last,
     ]
 
 
-def _lines(title: str, note: str, lines: Sequence[Line], **options: Any) -> Panel:
-    shown = [line for line in lines if line.points]
-    legend = tuple((f"s{line.color}", line.label) for line in shown) if len(lines) > 1 else ()
-    return Panel(title, note, line_chart(lines, title=f"{title}: {note}, over steps", **options), legend)
+def _panels(rows: Sequence[Row], view: View) -> list[Panel]:
+    steps = (rows[0]["step"], rows[-1]["step"]) if rows else (0, 0)
+    return [_panel(chart, rows, steps) for chart in view.charts]
 
 
-def _time_panel(rows: Sequence[Row]) -> Panel:
+def _panel(chart: Chart, rows: Sequence[Row], steps: tuple[int, int]) -> Panel:
+    lines = [Line(one.label, series(rows, one.metric), one.color) for one in chart.series]
+    legend = tuple((f"s{line.color}", line.label) for line in lines if line.points) if len(lines) > 1 else ()
+    title = f"{chart.title}: {chart.note}, over steps"
+    return Panel(chart.title, chart.note, line_chart(lines, title=title, steps=steps, bounds=chart.bounds, log=chart.log), legend)
+
+
+def _time_panel(rows: Sequence[Row], view: View) -> Panel:
     timed = [row for row in rows if row.get("time/step") is not None]
-    stages = {stage: [float(row.get(f"time/{stage}") or 0.0) for row in timed] for stage in _STAGES}
-    inside = [sum(stages[stage][i] for stage in STEP_STAGES) for i in range(len(timed))]
+    known = (*view.stages, *view.outside)
+    classes = {stage: f"s{number}" for number, stage in enumerate(known, start=1)} | {"other": "other"}
+    stages = {stage: [float(row.get(f"time/{stage}") or 0.0) for row in timed] for stage in known}
+    inside = [sum(stages[stage][i] for stage in view.stages) for i in range(len(timed))]
     # Clearing, metrics and Prefect's own time: what the stages of a step do not explain.
-    stages["other"] = [max(0.0, float(row["time/step"]) - known) for row, known in zip(timed, inside, strict=True)]
+    stages["other"] = [max(0.0, float(row["time/step"]) - explained) for row, explained in zip(timed, inside, strict=True)]
     stages = {stage: seconds for stage, seconds in stages.items() if any(seconds)}
-    title, note = "Time per step", "seconds per stage; validation comes on top of the step"
-    chart = stacked_bars([int(row["step"]) for row in timed], stages, _STAGE_CLASS, title=f"{title}: {note}")
-    return Panel(title, note, chart, tuple((_STAGE_CLASS[stage], stage) for stage in stages))
+    title, note = "Time per step", f"seconds per stage; {' and '.join(view.outside)} come on top of the step"
+    chart = stacked_bars([int(row["step"]) for row in timed], stages, classes, title=f"{title}: {note}")
+    return Panel(title, note, chart, tuple((classes[stage], stage) for stage in stages))
 
 
 def _stage_table(summary: Summary) -> list[tuple[str, float, float]]:

@@ -7,16 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tasks.reporting.metrics import by_step, series
-from tasks.reporting.text import number, score
+from tasks.reporting.text import ABSENT
+from tasks.reporting.views import View
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_BLUE, _ORANGE, _GRAY = "#2a78d6", "#eb6834", "#63625d"
+_PALETTE = {1: "#2a78d6", 2: "#eb6834"}
+_GRAY = "#63625d"
 
 
-def reward_plot_png(metrics: Sequence[Mapping[str, Any]]) -> bytes:
-    """Reward (training and validation) and validation accuracy over steps: a PNG of 1200 x 480 pixels on white.
+def picture_png(metrics: Sequence[Mapping[str, Any]], view: View) -> bytes:
+    """The view's first two charts side by side: a PNG of 1200 x 480 pixels on white.
 
     Args:
         metrics: lines of metrics.jsonl, or any rows with `step`; may be empty.
@@ -29,32 +31,26 @@ def reward_plot_png(metrics: Sequence[Mapping[str, Any]]) -> bytes:
     # The object interface, not pyplot: no global state, so it may run in any thread.
     figure = Figure(figsize=(10, 4), dpi=120, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
-    _style(left, "Reward")
-    drawn = _draw(left, series(rows, "reward/mean"), _BLUE, "training, mean of the batch")
-    drawn += _draw(left, series(rows, "reward/validation"), _ORANGE, "validation, greedy")
-    if drawn:
-        left.legend(frameon=False, fontsize=9, labelcolor=_GRAY)
-    _style(right, "Validation accuracy")
-    _draw(right, series(rows, "accuracy/validation"), _BLUE, "accuracy")
-    right.set_ylim(-0.02, 1.02)
+    for axes, chart in zip(figure.subplots(1, 2), view.charts, strict=False):
+        _style(axes, chart.title)
+        drawn = sum(_draw(axes, series(rows, one.metric), _PALETTE[one.color], one.label) for one in chart.series)
+        if drawn and len(chart.series) > 1:
+            axes.legend(frameon=False, fontsize=9, labelcolor=_GRAY)
+        if chart.bounds == (0.0, 1.0):
+            axes.set_ylim(-0.02, 1.02)
     image = io.BytesIO()
     figure.savefig(image, format="png")
     return image.getvalue()
 
 
-def metrics_table_markdown(metrics: Sequence[Mapping[str, Any]], last: int = 10) -> str:
+def metrics_table_markdown(metrics: Sequence[Mapping[str, Any]], view: View, last: int = 10) -> str:
     """A markdown table of the last steps, newest at the bottom. Values that a step does not have are dashes."""
-    head = ["step", "reward", "accuracy", "KL", "loss", "tokens/s", "s/step"]
+    head = ["step", *(column.heading for column in view.table)]
     lines = [_line(head), _line(["---:"] * len(head))]
-    for row in by_step(metrics)[-last:]:
-        values = [
-            str(row["step"]),
-            score(row.get("reward/mean")),
-            score(row.get("accuracy/validation")),
-            *(number(row.get(name)) for name in ("kl", "loss", "tokens_per_s", "time/step")),
-        ]
-        lines.append(_line(values))
+    lines += [
+        _line([str(row["step"]), *(column.form(row.get(column.metric), ABSENT) for column in view.table)])
+        for row in by_step(metrics)[-last:]
+    ]
     return "\n".join(lines) + "\n"
 
 

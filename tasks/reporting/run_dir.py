@@ -2,6 +2,7 @@
 
 runs/
 ├── arithmetic-cpu/       config.yaml  metrics.jsonl  samples.jsonl  summary.json  report.html  tensorboard/  hf/
+├── sft-cpu/              the same but for samples.jsonl, and checkpoints/; hf is a link to the best of them
 ├── arithmetic-cpu-2/     the same recipe, run again
 └── latest -> arithmetic-cpu-2
 """
@@ -41,7 +42,7 @@ class RunDirectory:
         if link.exists() and not link.is_symlink():
             raise FileExistsError(f"{link} is not a symbolic link: move it away, the link to the last run goes there")
         root = _claim(parent, name)
-        _point(link, root)
+        point(link, root)
         return cls(root)
 
     @property
@@ -79,6 +80,11 @@ class RunDirectory:
         """Directory of the trained policy in Hugging Face format."""
         return self.root / "hf"
 
+    @property
+    def checkpoints(self) -> Path:
+        """Directory of `checkpoints.Checkpoints`."""
+        return self.root / "checkpoints"
+
 
 def _claim(parent: Path, name: str) -> Path:
     number = 1
@@ -92,9 +98,10 @@ def _claim(parent: Path, name: str) -> Path:
             return root
 
 
-def _point(link: Path, root: Path) -> None:
+def point(link: Path, target: Path) -> None:
+    """Make `link` a symbolic link to a directory beside or below it, in place of the link that is there."""
     # A link cannot be rewritten in place; a rename over it is atomic. Relative, so that the tree may be moved.
-    fresh = link.with_name(f".{_LATEST}-{root.name}")
+    fresh = link.with_name(f".{link.name}-{target.name}")
     fresh.unlink(missing_ok=True)
-    fresh.symlink_to(root.name, target_is_directory=True)
+    fresh.symlink_to(target.relative_to(link.parent), target_is_directory=True)
     os.replace(fresh, link)

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.reporting.run_dir import RunDirectory
 from tasks.reporting.text import PLAIN_ABSENT, duration, number, score
+from tasks.reporting.views import VIEWS, FlowName
 
 _SHOWN_STAGES = 4
 
@@ -22,9 +23,15 @@ class Summary(BaseModel):
     """What a run came to.
 
     Attributes:
+        flow: which flow ran. Of grpo alone are: weight_version, the rewards and accuracies, mean_logprob_error. Of sft alone: the
+            losses, best_step, mean_tflops_per_worker.
+        stopped_because: what ended the training of a completed run: all steps, all epochs, or early stopping.
         reward_before, accuracy_before: of the first validation; None when the run ended before it.
         reward_after, accuracy_after: of the last validation.
-        steps: GRPO steps done.
+        validation_loss_before, validation_loss_after: first and last validation, nats per response token.
+        validation_loss_best, best_step: of the best checkpoint, which `hf` points to.
+        mean_tflops_per_worker: TFLOP/s of one worker, mean over steps.
+        steps: steps done.
         seconds: wall clock from start to end, everything included.
         tokens: prompt and response tokens trained on.
         seconds_per_stage: wall clock of each stage over the whole run.
@@ -35,6 +42,7 @@ class Summary(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    flow: FlowName
     name: str
     recipe: str
     seed: int
@@ -42,11 +50,17 @@ class Summary(BaseModel):
     steps: int
     seconds: float
     tokens: int
-    weight_version: int
+    stopped_because: Literal["steps", "epochs", "early_stop"] | None = None
+    weight_version: int | None = None
     reward_before: float | None = None
     reward_after: float | None = None
     accuracy_before: float | None = None
     accuracy_after: float | None = None
+    validation_loss_before: float | None = None
+    validation_loss_after: float | None = None
+    validation_loss_best: float | None = None
+    best_step: int | None = None
+    mean_tflops_per_worker: float | None = None
     seconds_per_stage: dict[str, float] = {}
     mean_logprob_error: float | None = None
     error: str | None = None
@@ -55,7 +69,7 @@ class Summary(BaseModel):
     @property
     def tokens_per_s(self) -> float | None:
         """Tokens trained on per second of the steps' own stages; start-up, warm start and export do not count."""
-        seconds = sum(self.seconds_per_stage.get(stage, 0.0) for stage in STEP_STAGES)
+        seconds = sum(self.seconds_per_stage.get(stage, 0.0) for stage in VIEWS[self.flow].stages)
         return self.tokens / seconds if seconds > 0 else None
 
     def write(self, directory: RunDirectory) -> None:
@@ -72,18 +86,11 @@ class Summary(BaseModel):
         return cls.model_validate_json(path.read_text(encoding="utf-8"))
 
 
-STEP_STAGES = ("rollout", "logprob", "ref_logprob", "advantage", "train", "refit")
-
-
 def render_summary_text(summary: Summary) -> str:
-    """Five to seven lines, ASCII but for names and error, without a newline at the end."""
+    """Five to eight lines, ASCII but for names and error, without a newline at the end."""
     steps = "1 step" if summary.steps == 1 else f"{summary.steps} steps"
-    rows = [
-        ("accuracy", f"{_plain(summary.accuracy_before)} -> {_plain(summary.accuracy_after)}"),
-        ("reward", f"{_plain(summary.reward_before)} -> {_plain(summary.reward_after)}"),
-        ("tokens", f"{summary.tokens:,} ({number(summary.tokens_per_s, PLAIN_ABSENT)} per second)"),
-        ("logprob error", f"{number(summary.mean_logprob_error, PLAIN_ABSENT)} (mean of |generation - training|)"),
-    ]
+    rows = _sft_rows(summary) if summary.flow == "sft" else _grpo_rows(summary)
+    rows.insert(2, ("tokens", f"{summary.tokens:,} ({number(summary.tokens_per_s, PLAIN_ABSENT)} per second)"))
     slowest = sorted(summary.seconds_per_stage.items(), key=lambda item: (-item[1], item[0]))[:_SHOWN_STAGES]
     if slowest:
         rows.append(("time", ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in slowest)))
@@ -91,6 +98,25 @@ def render_summary_text(summary: Summary) -> str:
         rows.append(("error", " ".join(summary.error.split())))
     head = f"{summary.name}: {summary.status}, {steps} in {duration(summary.seconds)}, seed {summary.seed}"
     return "\n".join([head, *(f"  {label:<13} {value}" for label, value in rows)])
+
+
+def _grpo_rows(summary: Summary) -> list[tuple[str, str]]:
+    return [
+        ("accuracy", f"{_plain(summary.accuracy_before)} -> {_plain(summary.accuracy_after)}"),
+        ("reward", f"{_plain(summary.reward_before)} -> {_plain(summary.reward_after)}"),
+        ("logprob error", f"{number(summary.mean_logprob_error, PLAIN_ABSENT)} (mean of |generation - training|)"),
+    ]
+
+
+def _sft_rows(summary: Summary) -> list[tuple[str, str]]:
+    before, after, best = (
+        number(loss, PLAIN_ABSENT) for loss in (summary.validation_loss_before, summary.validation_loss_after, summary.validation_loss_best)
+    )
+    return [
+        ("valid. loss", f"{before} -> {after} (best checkpoint: {best}, step {summary.best_step or PLAIN_ABSENT})"),
+        ("stopped by", (summary.stopped_because or PLAIN_ABSENT).replace("_", " ")),
+        ("compute", f"{number(summary.mean_tflops_per_worker, PLAIN_ABSENT)} TFLOP/s per worker"),
+    ]
 
 
 def _plain(value: float | None) -> str:

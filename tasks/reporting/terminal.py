@@ -11,7 +11,7 @@ One line is animated, at the bottom; whatever else is printed through Python mea
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
@@ -23,7 +23,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from tasks.reporting.text import PLAIN_ABSENT, clock, duration, number, score
+from tasks.reporting.text import PLAIN_ABSENT, clock, duration, number
+from tasks.reporting.views import Column
 
 _SHORTEST_BAR, _LONGEST_BAR = 6, 30
 
@@ -43,19 +44,19 @@ class Progress:
     """One line at the bottom of a terminal, or plain lines where there is none. Use as a context manager.
 
     Args:
-        total_steps: steps of the run.
+        columns: what to show of a step, besides tokens per second.
         console: where to write; default: standard output.
         now: a clock in seconds.
     """
 
-    def __init__(self, total_steps: int, console: Console | None = None, now: Callable[[], float] = time.monotonic) -> None:
-        self._total, self._now = total_steps, now
+    def __init__(self, columns: Sequence[Column], console: Console | None = None, now: Callable[[], float] = time.monotonic) -> None:
+        self._total, self._columns, self._now = 0, columns, now
         self._console = console or Console()
         # Not console.is_terminal: FORCE_COLOR makes that true for a file as well.
         self._animated = self._console.is_interactive and self._console.file.isatty()
         self._ticks = ("+", "x") if self._console.options.ascii_only else ("✓", "✗")
         self._spinner = Spinner("line" if self._console.options.ascii_only else "dots")
-        self._bar = ProgressBar(total=total_steps, completed=0, complete_style="cyan", finished_style="green")
+        self._bar = ProgressBar(total=0, completed=0, complete_style="cyan", finished_style="green")
         self._phase: Phase | None = None
         self._step = 0
         self._known: dict[str, float] = {}
@@ -75,6 +76,11 @@ class Progress:
             self._live = None
             if self._step:
                 self._print(Text(f"step {self._step}/{self._total}  {self._values(self._known)}"))
+
+    def begin(self, total_steps: int) -> None:
+        """The run is to have this many steps."""
+        self._total = total_steps
+        self._bar.update(total=total_steps, completed=0)
 
     @contextmanager
     def phase(self, text: str) -> Iterator[Phase]:
@@ -138,15 +144,7 @@ class Progress:
         return _one_line(Text(head), self._bar, Text(tail))
 
     def _values(self, metrics: Mapping[str, float], gap: str = "  ") -> str:
-        shown = [
-            f"{label} {form(metrics[name], PLAIN_ABSENT)}"
-            for label, name, form in (
-                ("reward", "reward/mean", score),
-                ("accuracy", "accuracy/validation", score),
-                ("KL", "kl", number),
-            )
-            if name in metrics
-        ]
+        shown = [f"{one.heading} {one.form(metrics[one.metric], PLAIN_ABSENT)}" for one in self._columns if one.metric in metrics]
         if "tokens_per_s" in metrics:
             shown.append(f"{number(metrics['tokens_per_s'], PLAIN_ABSENT)} tok/s")
         return gap.join(shown)

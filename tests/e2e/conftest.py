@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from prefect import Task
+from prefect import Flow, Task
 
-import flows.session
+import flows.grpo_session
+import flows.grpo_step
+import flows.sft_session
 import flows.step
 from flows.grpo import grpo
 from flows.server import prefect_server
@@ -86,22 +88,28 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def run_flow(server: str, ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
-    """Runs the flow on the short recipe with more overrides, in this process."""
+def run_recorded(server: str, ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """Runs a flow on a recipe with overrides, in this process."""
 
-    def run(*overrides: str) -> Run:
+    def run(flow: Flow[Any, Any], recipe: str, *overrides: str) -> Run:
         output = tmp_path_factory.mktemp("runs")
         crossings: list[Crossing] = []
         with pytest.MonkeyPatch.context() as patch:
-            for module in (flows.session, flows.step):
+            for module in (flows.grpo_session, flows.grpo_step, flows.sft_session, flows.step):
                 for name, value in vars(module).copy().items():
                     if isinstance(value, Task):
                         patch.setattr(module, name, _Recorder(value, crossings))
-            state = grpo(recipe="arithmetic-cpu", overrides=[*SHORT, f"output_dir={output}", *overrides], return_state=True)
+            state = flow(recipe=recipe, overrides=[f"output_dir={output}", *overrides], return_state=True)
         summary = state.result()
         return Run(summary, output / "latest", str(state.state_details.flow_run_id), crossings)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def run_flow(run_recorded: Callable[..., Run]) -> Callable[..., Run]:
+    """Runs GRPO on the short recipe with more overrides."""
+    return lambda *overrides: run_recorded(grpo, "arithmetic-cpu", *SHORT, *overrides)
 
 
 @pytest.fixture(scope="session")

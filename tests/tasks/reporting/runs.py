@@ -42,6 +42,7 @@ def step_metrics(step: int) -> dict[str, float]:
 def summary(**changes: Any) -> Summary:
     """A summary with every field set, but for what the test changes."""
     values: dict[str, Any] = {
+        "flow": "grpo",
         "name": "tiny",
         "recipe": "arithmetic-cpu",
         "seed": 7,
@@ -58,6 +59,50 @@ def summary(**changes: Any) -> Summary:
         "mean_logprob_error": 2e-6,
     }
     return Summary(**values | changes)
+
+
+def sft_summary(**changes: Any) -> Summary:
+    """The same of an `sft` run."""
+    values: dict[str, Any] = {
+        "flow": "sft",
+        "name": "taught",
+        "recipe": "sft-cpu",
+        "seed": 7,
+        "status": "completed",
+        "stopped_because": "early_stop",
+        "steps": 4,
+        "seconds": 75.5,
+        "tokens": 8000,
+        "validation_loss_before": 5.25,
+        "validation_loss_after": 1.5,
+        "validation_loss_best": 1.25,
+        "best_step": 2,
+        "mean_tflops_per_worker": 0.0125,
+        "seconds_per_stage": {"launch": 60.0, "batch": 1.0, "train": 9.0},
+    }
+    return Summary(**values | changes)
+
+
+def write_sft_run(output_dir: Path, steps: int = 4) -> RunDirectory:
+    """A finished `sft` run, validated before, after two steps and at the end."""
+    directory = RunDirectory.create(output_dir, "taught")
+    directory.config.write_text("flow: sft\n")
+    with MetricsWriter(directory) as metrics:
+        metrics.write(0, {"loss/validation": 5.25, "time/validate": 0.5})
+        for step in range(1, steps + 1):
+            values = {
+                "loss": 5.0 / step,
+                "grad_norm": 1.0,
+                "tokens": 2000,
+                "tokens_per_s": 800.0,
+                "tflops": 0.02,
+                "tflops_per_worker": 0.0125,
+            }
+            metrics.write(step, values | {"time/batch": 0.25, "time/train": 2.0, "time/step": 2.5})
+        metrics.write(2, {"loss/validation": 1.25, "time/validate": 0.5, "time/checkpoint": 0.25})
+        metrics.write(steps, {"loss/validation": 1.5, "time/validate": 0.5})
+    sft_summary(steps=steps).write(directory)
+    return directory
 
 
 def write_run(output_dir: Path, steps: int = 4, question: str = "1 + 2 = ?", said: str = "4") -> RunDirectory:

@@ -8,7 +8,7 @@ from tasks.reporting.html import write_report
 from tasks.reporting.metrics import MetricsWriter
 from tasks.reporting.run_dir import RunDirectory
 from tasks.reporting.samples import SamplesWriter
-from tests.tasks.reporting.runs import Said, summary, write_run
+from tests.tasks.reporting.runs import Said, summary, write_run, write_sft_run
 
 VOID = {"meta", "col", "br"}
 
@@ -141,3 +141,21 @@ def test_broken_tokens_do_not_break_the_page(tmp_path: Path) -> None:
 def test_no_summary_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"summary\.json"):
         write_report(RunDirectory.create(tmp_path, "tiny"))
+
+
+def test_an_sft_run_shows_losses_and_no_rewards(tmp_path: Path) -> None:
+    report = page(write_sft_run(tmp_path))
+    words = " ".join(report.text.split())
+    for expected in (
+        "taught completed",
+        "5.250 → 1.500",
+        "1.250",
+        "best checkpoint (step 2)",
+        "early stop",
+        "SFT steps",
+        "TFLOP/s per worker",
+    ):
+        assert expected in words
+    for absent in ("reward", "Reward", "accuracy", "KL", "GRPO", "weight version", "before and after", "No values were recorded"):
+        assert absent not in words
+    assert sum(tag == "svg" for tag, _ in report.tags) == 5

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from tasks.reporting.run_dir import RunDirectory
 from tasks.reporting.summary import Summary, render_summary_text
-from tests.tasks.reporting.runs import summary
+from tests.tasks.reporting.runs import sft_summary, summary
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -47,3 +47,40 @@ def test_text_of_a_run_that_failed_at_once() -> None:
         "  error         Oh: no",
     ]
     assert text.isascii()
+
+
+def test_text_of_an_sft_run() -> None:
+    assert render_summary_text(sft_summary()).splitlines() == [
+        "taught: completed, 4 steps in 1 min 16 s, seed 7",
+        "  valid. loss   5.250 -> 1.500 (best checkpoint: 1.250, step 2)",
+        "  stopped by    early stop",
+        "  tokens        8,000 (800 per second)",
+        "  compute       0.0125 TFLOP/s per worker",
+        "  time          launch 1 min 00 s, train 9.0 s, batch 1.0 s",
+    ]
+
+
+def test_text_of_an_sft_run_that_failed_at_once() -> None:
+    nothing = dict.fromkeys(
+        [
+            "stopped_because",
+            "validation_loss_before",
+            "validation_loss_after",
+            "validation_loss_best",
+            "best_step",
+            "mean_tflops_per_worker",
+        ]
+    )
+    text = render_summary_text(sft_summary(**nothing, status="failed", steps=0, tokens=0, seconds_per_stage={}, error="no"))
+    assert text.splitlines()[1:] == [
+        "  valid. loss   - -> - (best checkpoint: -, step -)",
+        "  stopped by    -",
+        "  tokens        0 (- per second)",
+        "  compute       - TFLOP/s per worker",
+        "  error         no",
+    ]
+
+
+def test_tokens_per_second_are_those_of_the_flows_own_stages() -> None:
+    assert sft_summary(seconds_per_stage={"rollout": 90.0, "batch": 2.0, "train": 6.0}).tokens_per_s == 1000
+    assert summary(seconds_per_stage={"rollout": 2.0, "batch": 90.0, "train": 6.0}).tokens_per_s == 1000

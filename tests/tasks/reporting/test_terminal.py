@@ -10,6 +10,9 @@ import pytest
 from rich.console import Console
 
 from tasks.reporting.terminal import Progress
+from tasks.reporting.views import VIEWS
+
+GRPO = VIEWS["grpo"].line
 
 
 class Clock:
@@ -25,6 +28,7 @@ class Clock:
 def run(progress: Progress, clock: Clock) -> None:
     """A short run as a flow would show it."""
     with progress as shown:
+        shown.begin(8)
         with shown.phase("starting vLLM engine"):
             clock.seconds += 31
         with shown.phase("warm start 0/100") as phase:
@@ -52,19 +56,19 @@ PLAIN = [
 def test_plain_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # must not put codes into a file
     clock, file = Clock(), io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    run(Progress(8, Console(file=file, width=20), clock), clock)
+    run(Progress(GRPO, Console(file=file, width=20), clock), clock)
     file.seek(0)
     assert file.read().splitlines() == PLAIN
 
 
 def test_standard_output_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    run(Progress(8, now=clock), clock)
+    run(Progress(GRPO, now=clock), clock)
     assert capsys.readouterr().out.splitlines() == PLAIN
 
 
 def test_a_phase_that_fails_says_so_and_raises(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(RuntimeError, match="no port"), Progress(8) as shown, shown.phase("starting Prefect server"):
+    with pytest.raises(RuntimeError, match="no port"), Progress(GRPO) as shown, shown.phase("starting Prefect server"):
         raise RuntimeError("no port")
     assert capsys.readouterr().out.splitlines()[-1].startswith("starting Prefect server: failed after 0.")
 
@@ -117,7 +121,7 @@ def screen(data: bytes) -> list[str]:
 def test_a_terminal_keeps_ticks_and_one_last_line(width: int) -> None:
     clock = Clock()
     with terminal(width) as (console, received):
-        run(Progress(8, console, clock), clock)
+        run(Progress(GRPO, console, clock), clock)
     data = b"".join(received)
     assert [line for line in screen(data) if line] == [
         "✓ starting vLLM engine  31.0 s",
@@ -130,7 +134,8 @@ def test_a_terminal_keeps_ticks_and_one_last_line(width: int) -> None:
 
 def test_other_output_stays_whole_above_the_line() -> None:
     clock = Clock()
-    with terminal(80) as (console, received), Progress(8, console, clock) as shown:
+    with terminal(80) as (console, received), Progress(GRPO, console, clock) as shown:
+        shown.begin(8)
         for step in range(1, 9):
             shown.step(step, {"reward/mean": 0.5})
             print(f"(raylet) [log] {step}")
@@ -146,7 +151,8 @@ def test_other_output_stays_whole_above_the_line() -> None:
 def test_the_line_is_one_line_at_every_width(width: int) -> None:
     clock = Clock()
     with terminal(width) as (console, _):
-        shown = Progress(1000, console, clock)
+        shown = Progress(GRPO, console, clock)
+        shown.begin(1000)
         with shown.phase("a phase whose text is much longer than the terminal is wide " * 3):
             assert len(console.render_lines(shown._render(), pad=False)) == 1
         shown.step(999, {"reward/mean": 0.5, "accuracy/validation": 0.25, "kl": 0.1, "tokens_per_s": 1234567.0})
@@ -155,3 +161,15 @@ def test_the_line_is_one_line_at_every_width(width: int) -> None:
         assert len(text) <= width
         assert text.startswith("step 999/1000"[: width - 1])
         assert ("━" in text) == (width >= 100)
+
+
+def test_a_line_of_an_sft_run_has_its_own_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    with Progress(VIEWS["sft"].line, now=clock) as shown:
+        shown.begin(2)
+        shown.step(1, {"loss": 2.5, "grad_norm": 1.0, "tokens_per_s": 1234.0, "time/step": 1.0})
+        shown.step(1, {"loss/validation": 2.25})
+    assert capsys.readouterr().out.splitlines() == [
+        "step 1/2  loss 2.500  1,234 tok/s  ETA 0:01",
+        "step 1/2  validation loss 2.250  ETA 0:01",
+    ]

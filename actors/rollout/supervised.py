@@ -1,0 +1,176 @@
+"""Supervised batches: prompts with the responses to learn, as columns in the data plane.
+
+    Problems ──seeded order──► SampleStream ──tokens──► SupervisedBatches ──put(columns)──► data plane
+                                  └── too long: an error, or dropped and counted       └──► meta: keys, lengths, tags
+
+`SupervisedCollector` is the actor of the `sft` flow; GRPO's collector makes the warm start's batches of the same parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from actors.data_plane.connect import DataPlaneAddress, connect
+from actors.data_plane.interface import DataPlane
+from actors.data_plane.meta import KVBatchMeta, mint_key
+from actors.environments import Problem
+from actors.rollout.assemble import SUPERVISED_FIELDS, token_columns
+from actors.rollout.examples import build_problems
+from actors.rollout.prompts import PromptEncoder, PromptStream
+from configs.sft import SftConfig
+
+OnTooLong = Literal["error", "drop"]
+
+
+class SampleTooLongError(ValueError):
+    """A sample has more tokens than it may; the message names it, with both numbers."""
+
+
+@dataclass(frozen=True)
+class TokenSample:
+    """One sample as the model sees it: the loss is on `response`, whose last token ends it."""
+
+    uid: str
+    prompt: tuple[int, ...]
+    response: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.response)
+
+
+class SampleReader:
+    """From problems to samples that are short enough. Prompt and response are tokenised apart, as they are in a rollout.
+
+    Args:
+        longest: most tokens of a sample.
+
+    Attributes:
+        dropped: samples left out so far.
+    """
+
+    def __init__(self, encoder: PromptEncoder, longest: int, on_too_long: OnTooLong) -> None:
+        self._encoder, self._longest, self._on_too_long = encoder, longest, on_too_long
+        self.dropped = 0
+
+    def read(self, uid: str, problem: Problem) -> TokenSample | None:
+        """The sample; None: it is too long, and dropped.
+
+        Raises:
+            SampleTooLongError: it is too long, and must not be.
+        """
+        sample = TokenSample(uid, tuple(self._encoder.prompt(problem)), tuple(self._encoder.answer(problem)))
+        if len(sample) <= self._longest:
+            return sample
+        if self._on_too_long == "error":
+            raise SampleTooLongError(
+                f"{problem.uid}: {len(sample)} tokens with the response, at most {self._longest} are allowed: shorten it, "
+                "or (flow sft) set data.on_too_long=drop"
+            )
+        self.dropped += 1
+        return None
+
+    def read_all(self, problems: Iterable[Problem]) -> Iterator[TokenSample]:
+        """The samples of all problems that are short enough, each with its number as uid."""
+        found = (self.read(str(number), problem) for number, problem in enumerate(problems))
+        return (sample for sample in found if sample is not None)
+
+
+class SampleStream:
+    """Training samples without end, each epoch in a seeded order of its own."""
+
+    def __init__(self, problems: PromptStream, reader: SampleReader) -> None:
+        self._problems, self._reader = problems, reader
+
+    def draw(self, count: int) -> list[TokenSample]:
+        """The next `count` samples.
+
+        Raises:
+            SampleTooLongError: see `SampleReader.read`; or every sample of an epoch was dropped.
+        """
+        drawn: list[TokenSample] = []
+        last = self._problems.position
+        while len(drawn) < count:
+            ((uid, problem),) = self._problems.draw(1)
+            sample = self._reader.read(uid, problem)
+            if sample is not None:
+                drawn.append(sample)
+                last = self._problems.position
+            elif self._problems.position - last > self._problems.size:
+                raise SampleTooLongError(f"each of the {self._problems.size} training samples is too long and was dropped")
+        return drawn
+
+
+class SupervisedBatches:
+    """Writes samples into one partition of the data plane."""
+
+    def __init__(self, plane: DataPlane, partition: str) -> None:
+        self._plane, self._partition = plane, partition
+        plane.register_partition(partition, fields=SUPERVISED_FIELDS)
+
+    def put(self, samples: list[TokenSample], name: str, multiple_of: int = 1) -> KVBatchMeta:
+        """Columns input_ids, token_mask and sample_mask of the samples. Returns their keys and lengths.
+
+        Args:
+            name: what the batch is for, in messages.
+            multiple_of: rows are filled up to a multiple of this, with copies of the shortest that count for nothing.
+        """
+        fillers = [min(samples, key=len)] * (-len(samples) % multiple_of)
+        rows = [*samples, *fillers]
+        columns = token_columns([row.prompt for row in rows], [row.response for row in rows])
+        columns["sample_mask"][len(samples) :] = [torch.tensor(0.0) for _ in fillers]
+        meta = KVBatchMeta(
+            partition_id=self._partition,
+            task_name=name,
+            keys=(*(mint_key(0, sample.uid, 0) for sample in samples), *(mint_key(0, f.uid, i) for i, f in enumerate(fillers, start=1))),
+            sequence_lengths=tuple(len(row) for row in rows),
+            tags=tuple({"response_length": length} for length in (*(len(sample.response) for sample in samples), *(0 for _ in fillers))),
+        )
+        return self._plane.put(meta, columns)
+
+
+class SupervisedCollector:
+    """Holds data and tokenizer of an `sft` run. Wrapped by `ray.remote` where the run starts its actors.
+
+    Args:
+        longest: most tokens of a sample.
+    """
+
+    def __init__(self, config: SftConfig, model_path: str, address: DataPlaneAddress, longest: int) -> None:
+        problems = build_problems(config.data, config.seed)
+        encoder = PromptEncoder(model_path, config.data.system)
+        self._replicas = config.policy.parallel.data
+        self._batch_size, self._validation_batch_size = config.batch_size, config.validation_batch_size or config.batch_size
+        self._reader = SampleReader(encoder, longest, config.data.on_too_long)
+        self._stream = SampleStream(PromptStream(problems, config.seed), self._reader)
+        held_out = SampleReader(encoder, longest, config.data.on_too_long)
+        self._held_out = list(held_out.read_all(problems.problem("validation", i) for i in range(problems.size("validation"))))
+        self._plane = connect(address, timeout_s=config.data_plane.timeout_s)
+        self._train, self._validation = SupervisedBatches(self._plane, "train"), SupervisedBatches(self._plane, "validation")
+        self._size = problems.size("train")
+
+    def ready(self) -> str:
+        """A line for the log, once the actor can work."""
+        return f"{self._size} training and {len(self._held_out)} validation samples"
+
+    def supervised(self, step: int) -> KVBatchMeta:
+        """The next training batch. `extra_info["dropped_samples"]` counts the samples that were too long up to here."""
+        meta = self._train.put(self._stream.draw(self._batch_size), f"train batch {step}")
+        return meta.model_copy(update={"extra_info": {"dropped_samples": self._reader.dropped}})
+
+    def validation_batches(self) -> int:
+        """How many batches the held-out samples make."""
+        return -(-len(self._held_out) // self._validation_batch_size)
+
+    def validation_batch(self, index: int) -> KVBatchMeta:
+        """Held-out batch number `index`; the last one is filled up to a multiple of the replicas."""
+        start = index * self._validation_batch_size
+        samples = self._held_out[start : start + self._validation_batch_size]
+        return self._validation.put(samples, f"validation batch {index}", multiple_of=self._replicas)
+
+    def clear(self, meta: KVBatchMeta) -> None:
+        """Forget these samples."""
+        self._plane.clear(meta)

@@ -1,0 +1,118 @@
+"""A GRPO run around its loop: the warm start, validation by answers, refits, and the export at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from actors.preflight import check, prepare_model
+from actors.rollout.collector import Validation
+from configs.run import RunConfig
+from flows.grpo_step import GrpoStep
+from flows.session import Prepared, Session
+from tasks.checkpoint import export_hf
+from tasks.evaluate import validate
+from tasks.launch import RunActors, launch, planned_actors
+from tasks.refit import refit
+from tasks.reporting.samples import SamplesWriter
+from tasks.train import begin_grpo
+from tasks.warm_start import begin_warm_start, warm_start
+
+
+class GrpoSession(Session[RunConfig]):
+    """Use as a context manager.
+
+    Attributes:
+        weight_version: of the weights in the engines.
+    """
+
+    flow = "grpo"
+    config_type = RunConfig
+    parts = "data plane, vLLM, Megatron, collector"
+    planned_actors = staticmethod(planned_actors)
+
+    def __init__(self, config: RunConfig, recipe: str) -> None:
+        super().__init__(config, recipe)
+        self.weight_version = 0
+        self._logprob_errors: list[float] = []
+        self._validations: dict[int, Validation] = {}
+
+    @staticmethod
+    def prepare(config: RunConfig, scratch: Path) -> Prepared:
+        model_path = prepare_model(config, scratch)
+        check(config, model_path)
+        return Prepared(model_path, config.steps)
+
+    def _launch(self, prepared: Prepared) -> RunActors:
+        self.samples = self._stack.enter_context(SamplesWriter(self.directory))
+        return launch(self.config, prepared.model_path, self.namespace)
+
+    def warm_start(self, first: int, last: int) -> None:
+        """Supervised steps first..last."""
+        config = self.config
+        with self.time("warm_start"):
+            if first == 1:
+                optimizer = config.policy.optimizer.model_copy(
+                    update={"lr": config.warm_start.lr, "warmup_steps": 0, "decay_steps": None, "decay_style": "constant"}
+                )
+                begin_warm_start(self.namespace, optimizer, config.policy.timeout_s)
+            history = warm_start(self.namespace, first, last, config.policy.timeout_s)
+        self.progress.note(f"warm start {last}/{config.warm_start.steps}: loss {history[-1]['loss']:.3f}")
+
+    def check_accuracy(self, label: int) -> float:
+        """Validation accuracy during the warm start."""
+        with self.time("warm_start"):
+            found = validate(self.namespace, f"warm-start-{label}", self.weight_version, self.config.generation.timeout_s)
+        self.progress.note(f"warm start {label}/{self.config.warm_start.steps}: validation accuracy {found.accuracy:.3f}")
+        return found.accuracy
+
+    def begin_grpo(self) -> None:
+        """A fresh optimizer; the present weights become the reference when the loss has a KL term."""
+        policy = self.config.policy
+        begin_grpo(self.namespace, policy.optimizer, policy.loss.kl_coef > 0, policy.timeout_s)
+
+    def validate(self, step: int) -> None:
+        """Validation accuracy and reward after `step` steps; the first one is "before"."""
+        with self.time("validate") as timer:
+            found = validate(self.namespace, str(step), self.weight_version, self.config.generation.timeout_s)
+        self._validations[step] = found
+        self.samples.write(step, "before" if step == 0 else "after" if step == self.config.steps else "validation", found.samples)
+        values = {"accuracy/validation": found.accuracy, "reward/validation": found.reward, "time/validate": timer.seconds}
+        self.record(step, values)
+        self.progress.step(step, values)
+        self.progress.note(f"step {step}: validation accuracy {found.accuracy:.3f}, reward {found.reward:.3f}")
+
+    def refit(self) -> None:
+        """Weights into the engines, outside a step."""
+        with self.time("warm_start"):
+            result = refit(self.namespace, "warm-start", self.actors.engines, self.config.policy.timeout_s)
+        self.weight_version = int(result["weight_version"])
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[GrpoStep]:
+        """One step."""
+        with self.running(GrpoStep(self, number)) as step:
+            yield step
+            step.metrics["weight_version"] = self.weight_version
+        self._logprob_errors.append(step.metrics["logprob_error/mean"])
+
+    def export(self) -> None:
+        """The trained policy as a Hugging Face directory."""
+        with self.time("export"), self.progress.phase("writing the trained model"):
+            export_hf(self.namespace, str(self.directory.hf), self.config.policy.timeout_s)
+
+    def _facts(self) -> dict[str, Any]:
+        done = sorted(self._validations)
+        before = self._validations[done[0]] if done else None
+        after = self._validations[done[-1]] if len(done) > 1 else None
+        return {
+            "stopped_because": "steps" if 0 < self.steps == self._steps_done else None,
+            "reward_before": before.reward if before else None,
+            "reward_after": after.reward if after else None,
+            "accuracy_before": before.accuracy if before else None,
+            "accuracy_after": after.accuracy if after else None,
+            "weight_version": self.weight_version,
+            "mean_logprob_error": sum(self._logprob_errors) / len(self._logprob_errors) if self._logprob_errors else None,
+        }

@@ -1,0 +1,111 @@
+"""An `sft` run around its loop: steps, validation loss, checkpoints, and why the training ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from actors.data_plane.meta import KVBatchMeta
+from actors.preflight_sft import SupervisedData, check_sft, prepare_sft_model
+from configs.sft import SftConfig
+from flows.session import Prepared, Session
+from flows.step import Step
+from tasks.checkpoint import checkpoint
+from tasks.launch import RunActors, launch_sft, planned_sft_actors
+from tasks.reporting.checkpoints import Checkpoints
+from tasks.reporting.run_dir import point
+from tasks.supervised import supervised_batch, validation_loss
+
+
+class SftStep(Step):
+    """The stages of one supervised step; `train` and `clear` are those of every flow."""
+
+    def batch(self) -> KVBatchMeta:
+        """The next samples, tokenised and stored."""
+        with self._timed("batch"):
+            result = supervised_batch(self._run.namespace, self.number, self._run.config.data_plane.timeout_s)
+        self._written = result.meta
+        self.metrics["dropped_samples"] = result.dropped
+        return result.meta
+
+
+@dataclass(frozen=True)
+class PreparedSft(Prepared):
+    """And what the data came to."""
+
+    data: SupervisedData
+
+
+class SftSession(Session[SftConfig]):
+    """Use as a context manager."""
+
+    flow = "sft"
+    config_type = SftConfig
+    parts = "data plane, Megatron, collector"
+    planned_actors = staticmethod(planned_sft_actors)
+
+    def __init__(self, config: SftConfig, recipe: str) -> None:
+        super().__init__(config, recipe)
+        self._losses: dict[int, float] = {}
+        self._tflops: list[float] = []
+        self._checkpoints: Checkpoints | None = None
+        self._stopped_because: Literal["steps", "epochs", "early_stop"] | None = None
+
+    @staticmethod
+    def prepare(config: SftConfig, scratch: Path) -> PreparedSft:
+        model_path = prepare_sft_model(config, scratch)
+        data = check_sft(config, model_path)
+        return PreparedSft(model_path, data.steps(config), data)
+
+    def _launch(self, prepared: PreparedSft) -> RunActors:
+        data = prepared.data
+        dropped = f"; {data.dropped} were too long (above {data.allowed} tokens) and left out" if data.dropped else ""
+        self.progress.note(f"{data.train:,} training and {data.validation:,} validation samples{dropped}; {self.steps} steps")
+        self._checkpoints = Checkpoints(self.directory.checkpoints, self.config.keep_checkpoints)
+        return launch_sft(self.config, prepared.model_path, self.namespace, data)
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[SftStep]:
+        """One step."""
+        with self.running(SftStep(self, number)) as step:
+            yield step
+        self._tflops.append(step.metrics["tflops_per_worker"])
+
+    def validate(self, step: int) -> float:
+        """The loss on the held-out samples after `step` steps."""
+        with self.time("validate") as timer:
+            loss = validation_loss(self.namespace, step, self.config.policy.timeout_s)
+        self._losses[step] = loss
+        values = {"loss/validation": loss, "time/validate": timer.seconds}
+        self.record(step, values)
+        self.progress.step(step, values)
+        self.progress.note(f"step {step}: validation loss {loss:.4f}")
+        return loss
+
+    def checkpoint(self, step: int) -> None:
+        """The weights after `step` steps, which were just validated, as a Hugging Face directory; `hf` points to the best so far."""
+        assert self._checkpoints is not None
+        with self.time("checkpoint") as timer:
+            checkpoint(self.namespace, step, str(self._checkpoints.path(step)), self.config.policy.timeout_s)
+            self._checkpoints.add(step, self._losses[step])
+            point(self.directory.hf, self.directory.checkpoints / "best")
+        self.record(step, {"time/checkpoint": timer.seconds})
+
+    def finish(self, *, stopped_early: bool) -> None:
+        """The training ended: by early stopping, or because all its steps are done."""
+        self._stopped_because = "early_stop" if stopped_early else "steps" if self.config.epochs is None else "epochs"
+
+    def _facts(self) -> dict[str, Any]:
+        losses = [self._losses[step] for step in sorted(self._losses)]
+        best = self._checkpoints.best if self._checkpoints else None
+        return {
+            "stopped_because": self._stopped_because,
+            "validation_loss_before": losses[0] if losses else None,
+            "validation_loss_after": losses[-1] if len(losses) > 1 else None,
+            "validation_loss_best": best[1] if best else None,
+            "best_step": best[0] if best else None,
+            "mean_tflops_per_worker": sum(self._tflops) / len(self._tflops) if self._tflops else None,
+        }

@@ -1,0 +1,176 @@
+"""The `sft` flow on real parts: losses against transformers', packed against padded, checkpoints, links, early stop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet as parquet
+import pytest
+import ray
+import torch
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterId
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from configs.loader import load
+from configs.sft import SftConfig
+from flows.sft import sft
+from tasks.reporting.metrics import by_step, read, series
+from tasks.reporting.summary import Summary
+from tests.e2e.conftest import Run
+
+pytestmark = pytest.mark.slow
+
+SMALL = [
+    "data.environment=null", "data.on_too_long=drop", "model.hidden_size=64", "model.num_attention_heads=2",
+    "model.num_key_value_heads=1", "model.intermediate_size=96", "model.num_hidden_layers=2", "batch_size=16",
+    "validate_every=3", "keep_checkpoints=1", "patience=2",
+    # After step 8 the learning rate is 0: validations 12 and 15 are not better than 9.
+    "policy.optimizer={lr: 3e-3, decay_steps: 8, decay_style: linear}",
+]  # fmt: skip
+PACKED = ["policy.batching={mode: packed, tokens_per_micro_batch: 96}", "steps=30"]
+PADDED = ["policy.batching={mode: padded, micro_batch_size: 8}", "policy.parallel.data=2", "steps=11"]
+
+
+def sums(count: int, offset: int) -> list[dict[str, str]]:
+    """Prompts and responses of different lengths."""
+    pairs = [(i * 7 % 60, i * 11 % 130) for i in range(offset, offset + count)]
+    return [{"prompt": f"{a} + {b}", "response": f"{a + b} = {b} + {a}" if a % 3 else str(a + b)} for a, b in pairs]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same rows in both formats, five of them too long. The 21 validation rows fill no batch, nor do they divide by two replicas."""
+    root = tmp_path_factory.mktemp("data")
+    for name, content in (("train", [*sums(100, 0), *TOO_LONG]), ("validation", sums(21, 100))):
+        (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+        parquet.write_table(pyarrow.Table.from_pylist(content), root / f"{name}.parquet")
+    return root
+
+
+TOO_LONG = [{"prompt": f"p{i}", "response": "9" * 80} for i in range(5)]
+
+
+@pytest.fixture(scope="module")
+def packed(run_recorded: Callable[..., Run], data: Path) -> Run:
+    """JSON lines, packed; ends early."""
+    return run_recorded(sft, "sft-cpu", *SMALL, *files(data, "jsonl"), *PACKED)
+
+
+@pytest.fixture(scope="module")
+def padded(run_recorded: Callable[..., Run], data: Path) -> Run:
+    """Parquet, padded, over two replicas; ends when its steps are done."""
+    return run_recorded(sft, "sft-cpu", *SMALL, *files(data, "parquet"), *PADDED)
+
+
+def files(data: Path, suffix: str) -> list[str]:
+    return [f"data.train={data}/train.{suffix}", f"data.validation={data}/validation.{suffix}"]
+
+
+def rows(run: Run) -> list[dict[str, Any]]:
+    return by_step(read(run.directory / "metrics.jsonl"))
+
+
+def test_the_loss_falls_and_every_step_reports_its_rate(packed: Run) -> None:
+    steps = rows(packed)
+    assert [row["step"] for row in steps] == list(range(16))
+    validation = dict(series(steps, "loss/validation"))
+    assert list(validation) == [0, 3, 6, 9, 12, 15]
+    assert validation[9] < validation[6] < validation[3] < validation[0] - 0.5
+    losses = [row["loss"] for row in steps[1:]]
+    assert sum(losses[-3:]) < sum(losses[:3]) - 1
+    for row in steps[1:]:
+        assert row["tokens_per_s"] == pytest.approx(row["tokens"] / row["time/step"])
+        assert row["tflops_per_worker"] == pytest.approx(row["tflops"] / row["train_s"])
+
+
+def test_early_stop(packed: Run) -> None:
+    summary = Summary.read(packed.directory / "summary.json")
+    assert (summary.flow, summary.status, summary.steps, summary.stopped_because) == ("sft", "completed", 15, "early_stop")
+    validation = dict(series(rows(packed), "loss/validation"))
+    assert validation[9] == validation[12] == validation[15]
+    assert (summary.validation_loss_before, summary.validation_loss_after) == (validation[0], validation[15])
+    assert (summary.best_step, summary.validation_loss_best) == (9, validation[9])
+
+
+def test_a_run_that_does_all_its_steps_validates_the_last(padded: Run) -> None:
+    summary = Summary.read(padded.directory / "summary.json")
+    assert (summary.status, summary.steps, summary.stopped_because) == ("completed", 11, "steps")
+    assert list(dict(series(rows(padded), "loss/validation"))) == [0, 3, 6, 9, 11]
+    assert (padded.directory / "checkpoints" / "latest").readlink() == Path("step-11")
+
+
+def test_files_and_totals(packed: Run) -> None:
+    summary = Summary.read(packed.directory / "summary.json")
+    steps = rows(packed)
+    assert summary.tokens == sum(row["tokens"] for row in steps[1:])
+    assert {"launch", "batch", "train", "validate", "checkpoint"} == set(summary.seconds_per_stage)
+    assert load(str(packed.directory / "config.yaml"), (), SftConfig).steps == 30
+    report = (packed.directory / "report.html").read_text()
+    assert "<h3>Loss</h3>" in report
+    assert "<h3>Reward</h3>" not in report
+    # Two epochs and a bit: 15 x 16 samples of 100 that fit; the five that do not were met twice.
+    assert steps[-1]["dropped_samples"] >= 10
+
+
+def test_the_validation_loss_is_that_of_transformers(packed: Run, data: Path) -> None:
+    """On the exported checkpoint, row by row, from the text."""
+    path = packed.directory / "checkpoints" / "best"
+    assert path.readlink() == Path("step-9")
+    assert (packed.directory / "hf").resolve() == path.resolve()
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32), AutoTokenizer.from_pretrained(path)
+    total, tokens = 0.0, 0
+    for line in (data / "validation.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        messages = [{"role": "user", "content": row["prompt"]}]
+        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        response = [*tokenizer.encode(row["response"], add_special_tokens=False), tokenizer.eos_token_id]
+        labels = [-100] * len(prompt) + response
+        with torch.no_grad():
+            loss = model(torch.tensor([prompt + response]), labels=torch.tensor([labels])).loss
+        total += float(loss) * len(response)
+        tokens += len(response)
+    assert dict(series(rows(packed), "loss/validation"))[9] == pytest.approx(total / tokens, abs=1e-4)
+
+
+def test_packed_and_padded_give_the_same_losses(packed: Run, padded: Run) -> None:
+    """And JSON lines and Parquet, and one replica and two."""
+    for ours, theirs in zip(rows(packed), rows(padded), strict=False):
+        for name in {"loss", "loss/validation", "response_tokens", "tokens", "grad_norm", "dropped_samples"} & set(ours):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-5), (ours["step"], name)
+
+
+def test_only_the_newest_and_the_best_checkpoint_stay(packed: Run) -> None:
+    directory = packed.directory / "checkpoints"
+    assert {path.name for path in directory.iterdir() if not path.is_symlink()} == {"step-9", "step-15"}
+    assert (directory / "latest").readlink() == Path("step-15")
+    for step in (9, 15):
+        AutoModelForCausalLM.from_pretrained(directory / f"step-{step}")
+
+
+def test_task_runs_and_artifacts(packed: Run) -> None:
+    with get_client(sync_client=True) as client:
+        runs = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[packed.flow_run_id])), limit=200)
+        found = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[packed.flow_run_id])))
+        flow_run = client.read_flow_run(packed.flow_run_id)
+    expected = {f"{stage}-{step}" for stage in ("batch", "train", "clear") for step in range(1, 16)}
+    expected |= {f"validation-loss-{step}" for step in (0, 3, 6, 9, 12, 15)} | {f"checkpoint-{step}" for step in (3, 6, 9, 12, 15)}
+    assert {run.name for run in runs} == expected | {"launch-actors"}
+    assert {run.state_name for run in runs} == {"Completed"}
+    assert flow_run.name.startswith("sft-sft-cpu-20")
+    latest = {artifact.key: artifact for artifact in found}
+    assert set(latest) == {"sft-progress", "sft-metrics", "sft-loss", "sft-summary"}
+    assert latest["sft-progress"].data == 50
+
+
+def test_no_tensor_passes_through_prefect_and_nothing_is_left(packed: Run) -> None:
+    assert {"batch", "train", "validation-loss", "checkpoint", "launch", "clear"} == {crossing.task for crossing in packed.crossings}
+    for crossing in packed.crossings:
+        assert crossing.tensors == 0, crossing
+        assert max(crossing.argument_bytes, crossing.result_bytes) <= 64 * 1024, crossing
+    namespace = f"grpo-{packed.flow_run_id}"
+    assert [actor for actor in ray.util.list_named_actors(all_namespaces=True) if actor["namespace"] == namespace] == []
