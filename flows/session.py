@@ -27,6 +27,7 @@ from configs.loader import dump
 from configs.run import BaseRunConfig
 from flows.step import Step
 from tasks.cluster import cluster
+from tasks.data_plane import data_plane_metrics
 from tasks.launch import RunActors, logical_cpus, stop
 from tasks.publish import Publisher
 from tasks.reporting.html import write_report
@@ -124,6 +125,8 @@ class Session[C: BaseRunConfig](ABC):
         with self.progress.phase(f"starting the actors: {self.parts}"), self.time("launch"):
             self.actors = self._launch(prepared)
             self._stack.callback(stop, self.namespace, self.actors.address)
+        for name, line in self.actors.ready.items():
+            self.progress.note(f"{name}: {line}")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is None:
@@ -150,6 +153,7 @@ class Session[C: BaseRunConfig](ABC):
         finally:
             step.clear()
         seconds = time.monotonic() - started
+        step.metrics |= data_plane_metrics(self.namespace, self.config.data_plane.timeout_s)
         step.metrics |= {"time/step": seconds, "tokens_per_s": step.metrics["tokens"] / seconds}
         self._tokens += step.metrics["tokens"]
         self._steps_done = step.number

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -244,14 +244,17 @@ class DataPlane(ABC):
         with self._counting:
             return merge([self._usage])
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, others: Iterable[Mapping[str, OperationUsage]] = ()) -> dict[str, float]:
         """`usage` as flat numbers, and "data_plane/occupancy/<partition>" in samples for each partition that this client used.
+
+        Args:
+            others: usage of other clients, to be counted in.
 
         Raises:
             DataPlaneGoneError.
         """
         occupancy = {f"data_plane/occupancy/{name}": float(self.status(name).samples) for name in self._partitions_used()}
-        return flatten(self.usage()) | occupancy
+        return flatten(merge([self.usage(), *others])) | occupancy
 
     def close(self) -> None:
         """Release this client. Idempotent. The partitions live on until their owner ends."""

@@ -20,6 +20,7 @@ import ray
 
 from actors.data_plane.connect import DataPlaneAddress, connect
 from actors.data_plane.meta import KVBatchMeta
+from actors.data_plane.metrics import OperationUsage, merge
 from actors.data_plane.sharding import plan_batch
 from actors.generation.pool import EnginePool
 from actors.policy.executors import Request, build_executor
@@ -139,6 +140,10 @@ class PolicyGroup:
     def reset_optimizer(self, optimizer: OptimizerConfig) -> None:
         """Fresh moments and schedule."""
         self._on_all("reset_optimizer", optimizer)
+
+    def data_plane_usage(self) -> dict[str, OperationUsage]:
+        """What the workers' data-plane clients did so far, together."""
+        return merge(self._on_all("data_plane_usage"))
 
     @_one_at_a_time
     def refit(self, engines: list[str]) -> dict[str, float]:

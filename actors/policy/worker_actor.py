@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 from actors.data_plane.connect import DataPlaneAddress, connect
+from actors.data_plane.metrics import OperationUsage
 from actors.data_plane.sharding import ShardPlan
 from actors.policy.executors import Request
 from configs.policy import OptimizerConfig, PolicyConfig
@@ -50,12 +51,16 @@ class PolicyWorkerActor:
     ) -> None:
         from actors.policy.worker import PolicyWorker  # Megatron: imported in the worker's process only
 
-        plane = connect(address, timeout_s=timeout_s)
-        self._worker = PolicyWorker(config, model_path, rank, init_method, plane, seed, temperature)
+        self._plane = connect(address, timeout_s=timeout_s)
+        self._worker = PolicyWorker(config, model_path, rank, init_method, self._plane, seed, temperature)
         self._busy, self._running = threading.Lock(), ""
 
     def ping(self) -> None:
         """Return at once: the actor lives."""
+
+    def data_plane_usage(self) -> dict[str, OperationUsage]:
+        """What this worker's data-plane client did so far."""
+        return self._plane.usage()
 
     def execute(self, packed: bytes) -> bytes:
         """Run a stage's method: a packed `Request` comes in, its packed result goes out.

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from actors.data_plane.connect import DataPlaneAddress, connect
 from actors.data_plane.meta import KVBatchMeta
+from actors.data_plane.metrics import OperationUsage
 from actors.environments import Problem, build
 from actors.generation.pool import EnginePool
 from actors.generation.types import GenerationRequest, GenerationResult
@@ -133,6 +134,10 @@ class Collector:
     def clear(self, meta: KVBatchMeta) -> None:
         """Forget these samples."""
         self._plane.clear(meta)
+
+    def data_plane_metrics(self, others: dict[str, OperationUsage]) -> dict[str, float]:
+        """`DataPlane.metrics` of this actor's client and of the given ones."""
+        return self._plane.metrics([others])
 
     def _request(self, request_id: str, prompt: list[int], temperature: float, top_p: float) -> GenerationRequest:
         digest = hashlib.sha256(f"{self._config.seed}/{request_id}".encode()).digest()

@@ -17,6 +17,7 @@ import torch
 from actors.data_plane.connect import DataPlaneAddress, connect
 from actors.data_plane.interface import DataPlane
 from actors.data_plane.meta import KVBatchMeta, mint_key
+from actors.data_plane.metrics import OperationUsage
 from actors.environments import Problem
 from actors.rollout.assemble import SUPERVISED_FIELDS, token_columns
 from actors.rollout.examples import build_problems
@@ -174,3 +175,7 @@ class SupervisedCollector:
     def clear(self, meta: KVBatchMeta) -> None:
         """Forget these samples."""
         self._plane.clear(meta)
+
+    def data_plane_metrics(self, others: dict[str, OperationUsage]) -> dict[str, float]:
+        """`DataPlane.metrics` of this actor's client and of the given ones."""
+        return self._plane.metrics([others])

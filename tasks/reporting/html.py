@@ -27,6 +27,7 @@ from tasks.reporting.views import VIEWS, Chart, View
 _TEMPLATE = "report.html.j2"
 _TRAINING_STEPS_SHOWN = 5
 _MOST_WARNINGS = 10
+_DATA_PLANE = ("count", "errors", "rows", "bytes", "p50_s", "p99_s")
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,20 @@ def render_report(summary: Summary, metrics: Sequence[Row], samples: Sequence[di
         panels=_panels(rows, view),
         time_panel=_time_panel(rows, view),
         stages=_stage_table(summary),
+        data_plane=_data_plane_table(rows),
         compared=_compared(samples),
         training=_training_samples(samples),
         warnings=warnings[:_MOST_WARNINGS],
         more_warnings=len(warnings) - len(warnings[:_MOST_WARNINGS]),
         config=config,
     )
+
+
+def _data_plane_table(rows: Sequence[Row]) -> list[tuple[str, Row]]:
+    """(operation, its numbers since the start) as the last step saw them."""
+    seen = next((row for row in reversed(rows) if any(name.startswith("data_plane/") for name in row)), {})
+    operations = [name.split("/")[1] for name in seen if name.startswith("data_plane/") and name.endswith("/count")]
+    return [(one, {name: seen.get(f"data_plane/{one}/{name}") for name in _DATA_PLANE}) for one in sorted(operations)]
 
 
 def _tiles(summary: Summary) -> list[Tile]:

@@ -42,11 +42,14 @@ def test_metrics_of_every_step(finished: Run) -> None:
     for row in rows[1:]:
         assert row["logprob_error/mean"] < 1e-3
         assert row["weight_version"] == row["step"]
+        assert row["data_plane/occupancy/train"] == 0  # its keys are gone at the step's end
+        assert row["data_plane/put/rows"] > 0
+        assert row["data_plane/get/bytes"] > 0
         assert {"reward/mean", "kl", "loss", "grad_norm", "tokens_per_s", "time/step"} <= set(row)
 
 
 def test_the_same_seed_gives_the_same_run(twins: tuple[Run, Run]) -> None:
-    clocks = ("time/", "tokens_per_s", "train_s", "tflops")
+    clocks = ("time/", "tokens_per_s", "train_s", "tflops", "data_plane/")
     rows = [read(run.directory / "metrics.jsonl") for run in twins]
     first, second = ([{name: v for name, v in row.items() if not name.startswith(clocks)} for row in run] for run in rows)
     assert first == second
