@@ -10,9 +10,10 @@ and 512 samples of 1 to 4,095 tokens, which is how rollouts look. All three get 
     ray      ray.put(rows) / ray.get(reference)
 
 One driver process does everything; both queues' processes get one torch thread, which is what TransferQueue asks for on a small
-machine. Each repetition runs the three in a random order and clears. The first is dropped, values are medians. `value` is the
-smallest ratio client / raw over cases and directions; `spread` in the detail is (p75 - p25) / median of each series: the
-machine's noise. Target: at least 0.95.
+machine. Each repetition runs the three in a random order and clears; the first is dropped. A ratio client / raw is the median of
+the repetitions' own ratios, so that slow changes of the machine's load cancel out; `value` is the smallest over cases and
+directions. MB/s are medians; `spread` is (p75 - p25) / median of a series' seconds: the machine's noise. Target: at least 0.95.
+A machine that takes long to start the queues gets the fewest repetitions, and may pass the 60 s by that.
 
     .venv/bin/python -m benchmarks.data_plane [--units 1] [--seconds 60]
 """
@@ -35,7 +36,7 @@ from configs import settings
 TOKENS = 2048
 CASES = {"64": (64, False), "512": (512, False), "512 ragged": (512, True), "4096": (4096, False)}
 FIELDS = ("input_ids", "token_mask", "generation_logprobs", "policy_logprobs", "reference_logprobs")
-MOST_REPETITIONS = {64: 40, 512: 12, 4096: 7}
+REPETITIONS = {64: (15, 40), 512: (7, 15), 4096: (5, 7)}  # at least, at most
 _ENVIRONMENT = {"TQ_NUM_THREADS": "1", "TQ_LOGGING_LEVEL": "ERROR"}
 
 
@@ -86,8 +87,8 @@ class Case:
                     raise RuntimeError(f"column {name!r} came back changed")
 
 
-def measure(case: Case, plane: Any, until: float, repetitions: int) -> dict[str, dict[str, float]]:
-    """MB/s and spread by "client put", "raw get", ...; repetitions end at `until` (time.monotonic), but not before the third."""
+def measure(case: Case, plane: Any, until: float) -> dict[str, list[float]]:
+    """Seconds by "client put", "raw get", ...; repetitions end at `until` (time.monotonic), within their bounds."""
     import ray
     import transfer_queue as tq
 
@@ -113,12 +114,13 @@ def measure(case: Case, plane: Any, until: float, repetitions: int) -> dict[str,
     for side in sides:
         case.check(side())
     clock.seconds.clear()
-    for done in range(repetitions):
-        if done >= 3 and time.monotonic() > until:
+    least, most = REPETITIONS[len(case.keys)]
+    for done in range(most):
+        if done >= least and time.monotonic() > until:
             break
         for side in order.sample(sides, len(sides)):
             side()
-    return {name: _summary(case.bytes, seconds) for name, seconds in clock.seconds.items()}
+    return dict(clock.seconds)
 
 
 def _summary(size: int, seconds: list[float]) -> dict[str, float]:
@@ -174,14 +176,16 @@ def main() -> None:
     plane, stop = start(options.units)
     ready = time.monotonic()
     shares = {"64": 0.1, "512": 0.25, "512 ragged": 0.45, "4096": 1.0}  # of the time left, done when this case ends
-    end = began + options.seconds - 5.0
+    end = began + options.seconds - 12.0  # stopping, and a case in its last repetition
     detail: dict[str, Any] = {"storage_units": options.units, "start_s": round(ready - began, 1), "cases": {}}
     ratios = {}
     for name, (samples, ragged) in CASES.items():
-        results = measure(Case(samples, ragged), plane, ready + (end - ready) * shares[name], MOST_REPETITIONS[samples])
-        detail["cases"][name] = results
+        case = Case(samples, ragged)
+        seconds = measure(case, plane, ready + (end - ready) * shares[name])
+        detail["cases"][name] = {side: _summary(case.bytes, series) for side, series in seconds.items()}
         for way in ("put", "get"):
-            ratios[f"{name} {way}"] = round(results[f"client {way}"]["MB/s"] / results[f"raw {way}"]["MB/s"], 3)
+            pairs = zip(seconds[f"raw {way}"], seconds[f"client {way}"], strict=True)
+            ratios[f"{name} {way}"] = round(median(raw / client for raw, client in pairs), 3)
     stop()
     detail |= {"ratios": ratios, "seconds": round(time.monotonic() - began, 1)}
     print(
