@@ -61,7 +61,8 @@ class EnginePool:
             EngineDiedError. WeightMismatchError: the weights fit none of the engines, and all keep what they had.
         """
         refs = {name: self._handle(name).update_weights.remote(weights, version) for name in self._router.alive}
-        return self._wait(refs, f"refit to weight version {version}", self._timeout_s + _GRACE_S)
+        updates = self._wait(refs, f"refit to weight version {version}", self._timeout_s + _GRACE_S)
+        return {name: update.bytes for name, update in updates.items()}
 
     def health(self, timeout_s: float = 10.0) -> dict[str, EngineHealth]:
         """What each living engine says of itself.
