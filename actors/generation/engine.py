@@ -78,11 +78,12 @@ class Engine:
         self._config, self._model_path, self._seed, self._eos = config, model_path, seed, tuple(eos_token_ids)
         self._state: EngineState = "new"
         self._failure = ""
-        self._lock = threading.Lock()  # of the state and of `_open`
-        self._open: dict[str, tuple[str, str]] = {}  # key in vLLM to client and request id; who takes an entry out ends the request
+        self._lock = threading.Lock()  # of the state, `_open` and `_owners`
+        self._open: dict[tuple[str, str], str] = {}  # client and request id to key in vLLM; who takes an entry out ends the request
+        self._owners: dict[str, tuple[str, str]] = {}  # and back
         self._mailboxes = Mailboxes()
         self._updating = threading.Lock()
-        self._calls = itertools.count()
+        self._numbers = itertools.count()  # a key is never used again: an aborted request may still end under its own
         self._executor: Executor
         self._layout: WeightLayout
 
@@ -124,13 +125,17 @@ class Engine:
         """
         self._must_be_ready()
         self._sampling.check_requests(requests, self._executor.max_model_len, self._executor.vocab_size)
-        jobs = [self._job(_key(client, r.request_id), r.prompt_token_ids, self._sampling.sampling_params(r, self._eos)) for r in requests]
+        jobs = [
+            self._job(f"{client}/{r.request_id}/{next(self._numbers)}", r.prompt_token_ids, self._sampling.sampling_params(r, self._eos))
+            for r in requests
+        ]
         with self._lock:
             self._must_be_ready()
+            if running := next((r.request_id for r in requests if (client, r.request_id) in self._open), None):
+                raise RequestError(f"request {running!r} of client {client!r} is running already")
             for request, job in zip(requests, jobs, strict=True):
-                if job.key in self._open:
-                    raise RequestError(f"request {request.request_id!r} of client {client!r} is running already")
-            self._open |= {job.key: (client, request.request_id) for request, job in zip(requests, jobs, strict=True)}
+                owner = client, request.request_id
+                self._open[owner], self._owners[job.key] = job.key, owner
         self._executor.start(jobs)
 
     def collect(self, client: str, timeout_s: float) -> list[GenerationResult]:
@@ -149,12 +154,13 @@ class Engine:
 
     def abort(self, client: str, request_ids: Sequence[str]) -> list[str]:
         """Stop requests. Returns those that it stopped; the others have a result to collect, or were never there."""
-        keys = [_key(client, request_id) for request_id in request_ids]
         with self._lock:
-            stopped = [key for key in keys if key in self._open]
-            ids = [self._open.pop(key)[1] for key in stopped]
-        if stopped:
-            self._executor.abort(stopped)
+            ids = [request_id for request_id in dict.fromkeys(request_ids) if (client, request_id) in self._open]
+            keys = [self._open.pop((client, request_id)) for request_id in ids]
+            for key in keys:
+                del self._owners[key]
+        if keys:
+            self._executor.abort(keys)
         return ids
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
@@ -214,21 +220,22 @@ class Engine:
     def finished(self, key: str, output: RequestOutput, segments: Segments) -> None:
         """From the executor: a request has ended."""
         with self._lock:
-            client, request_id = self._open.get(key, ("", ""))
-        if not client:
+            owner = self._owners.get(key)
+        if owner is None:
             return  # aborted a moment ago
-        result = self._sampling.result(output, request_id, segments)
+        result = self._sampling.result(output, owner[1], segments)
         with self._lock:
-            if self._open.pop(key, None) is None:
+            if self._owners.pop(key, None) is None:
                 return
-        self._mailboxes.put(client, result)
+            del self._open[owner]
+        self._mailboxes.put(owner[0], result)
 
     def failed(self, doing: str, error: BaseException) -> None:
         """From the executor: vLLM raised."""
         self._fail(_reason(doing, error))
 
     def _generate(self, requests: Sequence[GenerationRequest], timeout_s: float) -> list[GenerationResult]:
-        client, deadline = f"call-{next(self._calls)}", time.monotonic() + timeout_s
+        client, deadline = f"generate-{next(self._numbers)}", time.monotonic() + timeout_s
         self.submit(client, requests)
         results: dict[str, GenerationResult] = {}
         while len(results) < len(requests):
@@ -252,16 +259,13 @@ class Engine:
                 self._state, self._failure = "failed", reason
                 logger.error(self._failure)
             self._open.clear()
+            self._owners.clear()
         self._mailboxes.close()
         return EngineFailedError(self._failure)
 
 
 def _reason(doing: str, error: BaseException) -> str:
     return f"{doing}: vLLM raised {type(error).__name__}: {error}"
-
-
-def _key(client: str, request_id: str) -> str:
-    return f"{client}/{request_id}"
 
 
 class EngineActor:
