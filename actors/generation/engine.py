@@ -1,6 +1,8 @@
 """One vLLM engine: requests in, responses out, new weights in between, in a process of its own.
 
-    EngineActor (Ray) ──► Engine ── checks requests and weights ──► executors.InProcess | executors.Async ──► vLLM
+    EngineActor (Ray) ──► Engine ── checks requests and weights ──► InProcess | Async ──► vLLM
+        submit, abort       │ ▲                                          │
+        collect ◄─────── Mailboxes ◄───────── results by client ◄────────┘
 
         new ──start──► ready ──shutdown──► stopped
                          └── vLLM raised ──► failed     (requests and weights that do not fit leave it ready)
@@ -10,7 +12,9 @@ vLLM is imported by `start`, so this module costs nothing to import.
 
 from __future__ import annotations
 
+import itertools
 import logging
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 import torch
 
+from actors.generation.mailboxes import Mailboxes
 from actors.generation.types import (
     EngineFailedError,
     EngineHealth,
@@ -25,12 +30,18 @@ from actors.generation.types import (
     GenerationRequest,
     GenerationResult,
     GenerationTimeoutError,
+    RequestError,
+    UpdateMode,
+    WeightUpdate,
 )
+from actors.generation.versions import Segments
 from actors.generation.weights import WeightLayout, read_layout
 from configs import settings
 from configs.rollout import GenerationConfig
 
 if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+
     from actors.generation.executors import Executor
 
 logger = logging.getLogger(__name__)
@@ -51,8 +62,11 @@ def prepare_process(config: GenerationConfig) -> None:
     settings.set_for_process(**values)
 
 
+COLLECTORS = 16  # threads of an engine actor in which clients wait for results; a further one queues until another's wait ends
+
+
 class Engine:
-    """Call from one thread at a time; `health` from any."""
+    """Call from any thread. Requests belong to a client, which alone sees their results; ids of two clients may be equal."""
 
     def __init__(self, config: GenerationConfig, model_path: str, seed: int, eos_token_ids: Sequence[int]) -> None:
         """
@@ -64,96 +78,174 @@ class Engine:
         self._config, self._model_path, self._seed, self._eos = config, model_path, seed, tuple(eos_token_ids)
         self._state: EngineState = "new"
         self._failure = ""
-        self._running = 0
-        self._version = 0
+        self._lock = threading.Lock()  # of the state, `_open` and `_owners`
+        self._open: dict[tuple[str, str], str] = {}  # client and request id to key in vLLM; who takes an entry out ends the request
+        self._owners: dict[str, tuple[str, str]] = {}  # and back
+        self._mailboxes = Mailboxes()
+        self._updating = threading.Lock()
+        self._numbers = itertools.count()  # a key is never used again: an aborted request may still end under its own
         self._executor: Executor
         self._layout: WeightLayout
 
     @property
     def weight_version(self) -> int:
         """0 for the weights of `model_path`, else the version of the last update."""
-        return self._version
+        return self._executor.versions.current if self._state not in ("new", "stopped") else 0
 
     def start(self) -> str:
         """Import vLLM, load the model, make the KV cache. Returns a line for the log.
 
         Raises:
-            FileNotFoundError: the directory is no checkpoint. GenerationTimeoutError: over `timeout_s` (executor async).
+            FileNotFoundError: the directory is no checkpoint. TimeoutError: over `timeout_s` (executor async).
         """
         if self._state != "new":
             raise RuntimeError(f"start of an engine that is {self._state}")
         started = time.monotonic()
         self._layout = read_layout(self._model_path)
         prepare_process(self._config)
-        from actors.generation import executors, sampling
+        from actors.generation import executors, in_process, sampling, streaming
 
-        self._sampling = sampling
+        self._sampling, self._job, self._update = sampling, executors.Job, executors.Update
         arguments = executors.engine_arguments(self._config, self._model_path, self._seed)
         if self._config.executor == "in_process":
-            self._executor = executors.InProcess(arguments)
+            self._executor = in_process.InProcess(arguments, self)
         else:
-            self._executor = executors.Async(arguments, self._config.timeout_s)
+            self._executor = streaming.Async(arguments, self, self._config.timeout_s)
         self._state = "ready"
         return (
             f"vLLM ({self._config.executor}) ready in {time.monotonic() - started:.1f} s: "
             f"max_model_len {self._executor.max_model_len}, {self._config.dtype}"
         )
 
+    def submit(self, client: str, requests: Sequence[GenerationRequest]) -> None:
+        """Let the requests join those that run. All or none; does not wait.
+
+        Raises:
+            RequestError, PromptTooLongError: also if the client has a running request of that id. EngineFailedError.
+        """
+        self._must_be_ready()
+        self._sampling.check_requests(requests, self._executor.max_model_len, self._executor.vocab_size)
+        jobs = [
+            self._job(f"{client}/{r.request_id}/{next(self._numbers)}", r.prompt_token_ids, self._sampling.sampling_params(r, self._eos))
+            for r in requests
+        ]
+        with self._lock:
+            self._must_be_ready()
+            if running := next((r.request_id for r in requests if (client, r.request_id) in self._open), None):
+                raise RequestError(f"request {running!r} of client {client!r} is running already")
+            for request, job in zip(requests, jobs, strict=True):
+                owner = client, request.request_id
+                self._open[owner], self._owners[job.key] = job.key, owner
+        self._executor.start(jobs)
+
+    def collect(self, client: str, timeout_s: float) -> list[GenerationResult]:
+        """The client's finished results, in the order in which they finished; each is handed out once.
+
+        Returns:
+            As soon as there is one, all that are there; none at the deadline.
+
+        Raises:
+            EngineFailedError: vLLM raised, and all that finished before has been handed out.
+        """
+        results = self._mailboxes.take(client, timeout_s)
+        if not results:
+            self._must_be_ready()
+        return results
+
+    def abort(self, client: str, request_ids: Sequence[str]) -> list[str]:
+        """Stop requests. Returns those that it stopped; the others have a result to collect, or were never there."""
+        with self._lock:
+            ids = [request_id for request_id in dict.fromkeys(request_ids) if (client, request_id) in self._open]
+            keys = [self._open.pop((client, request_id)) for request_id in ids]
+            for key in keys:
+                del self._owners[key]
+        if keys:
+            self._executor.abort(keys)
+        return ids
+
     def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
-        """One result per request, in the order of the requests. With `in_process` on a CPU the same list gives the same bits.
+        """One result per request, in the order of the requests. With `in_process` on a CPU, and if nothing else runs, the same list
+        gives the same bits: all requests join between the same two steps.
 
         Raises:
             RequestError, PromptTooLongError: nothing was generated. GenerationTimeoutError: over `timeout_s`, all aborted.
             EngineFailedError: vLLM raised, now or earlier.
         """
-        self._must_be_ready()
-        self._sampling.check_requests(requests, self._executor.max_model_len, self._executor.vocab_size)
-        jobs = [(r.request_id, r.prompt_token_ids, self._sampling.sampling_params(r, self._eos)) for r in requests]
-        self._running = len(jobs)
-        try:
-            outputs = self._executor.generate(jobs, self._config.timeout_s)
-            return [self._sampling.result(outputs[request.request_id], self._version) for request in requests]
-        except GenerationTimeoutError:
-            raise
-        except Exception as error:
-            raise self._failed("generate", error) from error
-        finally:
-            self._running = 0
+        return self._generate(requests, self._config.timeout_s)
 
-    def update_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> int:
-        """Replace all weights, reset the prefix cache, and count as `version` from now on. No restart, no file.
+    def update_weights(
+        self, weights: Mapping[str, torch.Tensor], version: int, mode: UpdateMode = "wait", recompute_kv_cache: bool = True
+    ) -> WeightUpdate:
+        """Replace all weights, and count as `version` from then on. No restart, no file. One update at a time; others queue.
 
         Args:
             weights: Hugging Face names to full tensors in host memory, any floating dtype; only read. A tied model may leave out
                 lm_head.weight.
-
-        Returns:
-            Bytes taken over.
+            mode: "in_flight": between two steps; running requests go on under the new weights. "wait": running requests end first,
+                and what is submitted meanwhile starts under the new weights.
+            recompute_kv_cache: in flight, True: running requests' keys and values are computed again under the new weights, prompt and
+                response so far; False: they keep those of the old weights (those that vLLM preempts for want of room do not). Either
+                way later requests never meet cached prompts of old weights.
 
         Raises:
             WeightMismatchError: found before anything was loaded; the engine goes on with the weights it had.
+            GenerationTimeoutError: mode "wait", and requests still ran after `timeout_s`; likewise.
             EngineFailedError: vLLM raised while loading, so the weights are a mixture and the engine refuses further work.
         """
         self._must_be_ready()
         checked = self._layout.checked(weights)
-        try:
-            self._executor.load(checked, self._config.timeout_s)
-        except Exception as error:
-            raise self._failed(f"update to weight version {version}", error) from error
-        self._version = version
-        return sum(tensor.nbytes for tensor in checked.values())
+        with self._updating:
+            self._must_be_ready()
+            try:
+                pause_s = self._executor.load(self._update(checked, version, mode, recompute_kv_cache), self._config.timeout_s)
+            except GenerationTimeoutError:
+                raise
+            except Exception as error:
+                raise self._fail(_reason(f"update to weight version {version}", error)) from error
+        return WeightUpdate(bytes=sum(tensor.nbytes for tensor in checked.values()), pause_s=pause_s)
 
     def health(self) -> EngineHealth:
         """State, weight version and load. Notices a dead engine core."""
         if self._state == "ready" and self._executor.died():
-            self._state, self._failure = "failed", "health: vLLM's engine core is dead"
-        return EngineHealth(self._state, self._version, self._running, self._failure)
+            self._fail("health: vLLM's engine core is dead")
+        return EngineHealth(self._state, self.weight_version, len(self._open), self._failure)
 
     def shutdown(self) -> None:
         """End vLLM and its processes. Idempotent."""
-        if self._state in ("ready", "failed"):
+        state, self._state = self._state, "stopped"
+        if state in ("ready", "failed"):
             self._executor.shutdown()
-        self._state = "stopped"
+            self._mailboxes.close()
+
+    def finished(self, key: str, output: RequestOutput, segments: Segments) -> None:
+        """From the executor: a request has ended."""
+        with self._lock:
+            owner = self._owners.get(key)
+        if owner is None:
+            return  # aborted a moment ago
+        result = self._sampling.result(output, owner[1], segments)
+        with self._lock:
+            if self._owners.pop(key, None) is None:
+                return
+            del self._open[owner]
+        self._mailboxes.put(owner[0], result)
+
+    def failed(self, doing: str, error: BaseException) -> None:
+        """From the executor: vLLM raised."""
+        self._fail(_reason(doing, error))
+
+    def _generate(self, requests: Sequence[GenerationRequest], timeout_s: float) -> list[GenerationResult]:
+        client, deadline = f"generate-{next(self._numbers)}", time.monotonic() + timeout_s
+        self.submit(client, requests)
+        results: dict[str, GenerationResult] = {}
+        while len(results) < len(requests):
+            for result in self.collect(client, max(0.0, deadline - time.monotonic())):
+                results[result.request_id] = result
+            if len(results) < len(requests) and time.monotonic() >= deadline:
+                stopped = self.abort(client, [request.request_id for request in requests])
+                self._mailboxes.take(client, 0.0)
+                raise GenerationTimeoutError(f"{len(stopped)} of {len(requests)} responses unfinished after {timeout_s:.0f} s")
+        return [results[request.request_id] for request in requests]
 
     def _must_be_ready(self) -> None:
         if self._state == "failed":
@@ -161,14 +253,26 @@ class Engine:
         if self._state != "ready":
             raise RuntimeError(f"the engine is {self._state}, not ready")
 
-    def _failed(self, doing: str, error: Exception) -> EngineFailedError:
-        self._state, self._failure = "failed", f"{doing}: vLLM raised {type(error).__name__}: {error}"
-        logger.error(self._failure)
+    def _fail(self, reason: str) -> EngineFailedError:
+        with self._lock:
+            if self._state == "ready":  # the first reason stays
+                self._state, self._failure = "failed", reason
+                logger.error(self._failure)
+            self._open.clear()
+            self._owners.clear()
+        self._mailboxes.close()
         return EngineFailedError(self._failure)
 
 
+def _reason(doing: str, error: BaseException) -> str:
+    return f"{doing}: vLLM raised {type(error).__name__}: {error}"
+
+
 class EngineActor:
-    """`Engine` with methods that Ray can inspect. One call at a time, but `health` answers beside a running one."""
+    """`Engine` with methods that Ray can inspect.
+
+    One `generate` at a time; beside it `submit` and `abort` (in order), up to `COLLECTORS` waiting `collect`, one update, and `health`.
+    """
 
     def __init__(self, config: GenerationConfig, model_path: str, seed: int, eos_token_ids: Sequence[int]) -> None:
         self._engine = Engine(config, model_path, seed, eos_token_ids)
@@ -180,9 +284,24 @@ class EngineActor:
     def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
         return self._engine.generate(requests)
 
-    def update_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> int:
+    @ray.method(concurrency_group="submit")
+    def submit(self, client: str, requests: Sequence[GenerationRequest]) -> None:
+        self._engine.submit(client, requests)
+
+    @ray.method(concurrency_group="submit")
+    def abort(self, client: str, request_ids: Sequence[str]) -> list[str]:
+        return self._engine.abort(client, request_ids)
+
+    @ray.method(concurrency_group="collect")
+    def collect(self, client: str, timeout_s: float) -> list[GenerationResult]:
+        return self._engine.collect(client, timeout_s)
+
+    @ray.method(concurrency_group="update")
+    def update_weights(
+        self, weights: Mapping[str, torch.Tensor], version: int, mode: UpdateMode = "wait", recompute_kv_cache: bool = True
+    ) -> WeightUpdate:
         """Pass an ObjectRef of the weights: Ray resolves it here, from the host's object store."""
-        return self._engine.update_weights(weights, version)
+        return self._engine.update_weights(weights, version, mode, recompute_kv_cache)
 
     @ray.method(concurrency_group="health")
     def health(self) -> EngineHealth:
@@ -199,4 +318,4 @@ def engine_actor_class() -> Any:
     other actors use too, threads that spin made generation 5 to 7 times slower (two threads, two cores, load 10).
     """
     remote: Any = ray.remote  # Ray's stubs do not know concurrency_groups on classes
-    return remote(concurrency_groups={"health": 1})(EngineActor)
+    return remote(concurrency_groups={"submit": 1, "collect": COLLECTORS, "update": 1, "health": 1})(EngineActor)

@@ -1,56 +1,82 @@
-"""The two ways to run vLLM behind one interface.
+"""What the two ways to run vLLM have in common: their interface, their arguments, and where a token's weight version is taken down.
 
-    InProcess   engine actor [ LLMEngine: scheduler, worker, model ]                       add all requests, step until done
-    Async       engine actor [ AsyncLLM on a loop thread ] ──zmq──► engine core process    requests join a running batch
+    Engine ──start, abort, load──► InProcess   LLMEngine stepped by a thread of this process        (in_process.py)
+       ▲                           Async       AsyncLLM on a loop, engine core in its own process   (streaming.py)
+       └──────finished, failed─────────┘
 
 Imports vLLM (15 s): import it only in the engine's process, after `engine.prepare_process`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
-import threading
-import time
-from collections.abc import Coroutine, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from vllm.config import WeightTransferConfig
-from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
-from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
-from vllm.inputs.engine import tokens_input
-from vllm.model_executor.models import ModelRegistry
+from vllm.inputs.engine import TokensInput, tokens_input
 from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
-from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.engine.output_processor import OutputProcessor
 
 from actors.generation import weight_transfer
-from actors.generation.types import GenerationTimeoutError
-from actors.generation.weights import SharedWeights
+from actors.generation.types import GenerationTimeoutError, UpdateMode
+from actors.generation.versions import Segments, TokenVersions
 from configs.rollout import GenerationConfig
 
-Job = tuple[str, list[int], SamplingParams]  # request id, prompt, parameters
+
+class Job(NamedTuple):
+    """One request for vLLM; `key` is unique among those that run."""
+
+    key: str
+    prompt: list[int]
+    params: SamplingParams
+
+
+@dataclass(frozen=True)
+class Update:
+    """A complete, checked set of weights, and how it is to take the place of the one before (`Engine.update_weights`)."""
+
+    weights: Mapping[str, torch.Tensor]
+    version: int
+    mode: UpdateMode
+    recompute_kv_cache: bool
+
+
+class Sink(Protocol):
+    """Where an executor reports. Called from the executor's thread."""
+
+    def finished(self, key: str, output: RequestOutput, segments: Segments) -> None:
+        """A request has ended by itself: once for each that is not aborted."""
+
+    def failed(self, doing: str, error: BaseException) -> None:
+        """vLLM raised; nothing more will be reported."""
 
 
 class Executor(Protocol):
-    """What `Engine` needs of vLLM. Calls come one at a time."""
+    """What `Engine` needs of vLLM. Calls may come from several threads; `load` one at a time."""
 
     max_model_len: int
     vocab_size: int
+    versions: TokenVersions
 
-    def generate(self, jobs: Sequence[Job], timeout_s: float) -> dict[str, RequestOutput]:
-        """Finished outputs by request id.
+    def start(self, jobs: Sequence[Job]) -> None:
+        """Let them join the running requests, all between the same two steps. Does not wait."""
+
+    def abort(self, keys: Sequence[str]) -> None:
+        """Stop those that still run. Does not wait; one that ends meanwhile is reported."""
+
+    def load(self, update: Update, timeout_s: float) -> float:
+        """Load the weights. Returns the seconds for which running requests stood still.
+
+        Requests that are started meanwhile begin under the new weights.
 
         Raises:
-            GenerationTimeoutError: the rest was aborted.
+            GenerationTimeoutError: mode "wait", and requests still ran at the deadline. Nothing was loaded; they go on.
         """
-
-    def load(self, weights: Mapping[str, torch.Tensor], timeout_s: float) -> None:
-        """Load a complete, checked set of weights and forget the prefix cache."""
 
     def died(self) -> bool:
         """Whether a process that vLLM started is gone. Does not wait."""
@@ -85,120 +111,37 @@ def engine_arguments(config: GenerationConfig, model_path: str, seed: int) -> di
     }
 
 
-class InProcess:
-    """`LLMEngine` in this process. A fixed list of requests gives the same batches, hence the same bits, each time."""
+def prompt_input(job: Job, version: int) -> TokensInput:
+    """The prompt for vLLM. Its blocks in the prefix cache are found again only by requests that start under the same weights.
 
-    def __init__(self, arguments: dict[str, Any]) -> None:
-        _register_architecture(arguments["model"])
-        self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
-        self.max_model_len = int(self._llm.model_config.max_model_len)
-        self.vocab_size = int(self._llm.model_config.get_vocab_size())
-        self._llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {}})
-
-    def generate(self, jobs: Sequence[Job], timeout_s: float) -> dict[str, RequestOutput]:
-        deadline = time.monotonic() + timeout_s
-        added: list[str] = []
-        outputs: dict[str, RequestOutput] = {}
-        try:
-            for request_id, prompt, params in jobs:
-                added.append(self._llm.add_request(request_id, tokens_input(prompt), params))
-            while self._llm.has_unfinished_requests():
-                if time.monotonic() > deadline:
-                    raise GenerationTimeoutError(f"{len(jobs) - len(outputs)} of {len(jobs)} responses unfinished after {timeout_s:.0f} s")
-                for output in self._llm.step():
-                    outputs[output.request_id] = cast(RequestOutput, output)  # pooling models are not served here
-        except BaseException:
-            self._llm.abort_request(added, internal=True)
-            raise
-        return outputs
-
-    def load(self, weights: Mapping[str, torch.Tensor], timeout_s: float) -> None:
-        for method, kwargs in (
-            ("start_weight_update", {}),
-            ("update_weights", {"update_info": {"weights": weights}}),
-            ("finish_weight_update", {}),
-        ):
-            self._llm.collective_rpc(method, timeout=timeout_s, kwargs=kwargs)
-        _must_reset(self._llm.reset_prefix_cache())
-
-    def died(self) -> bool:
-        return False  # it lives and dies with this process
-
-    def shutdown(self) -> None:
-        self._llm.engine_core.shutdown()
+    An update in flight cannot clear the prefix cache while requests hold blocks; the salt keeps the stale ones from later requests.
+    """
+    return tokens_input(job.prompt, cache_salt=f"weights-{version}")
 
 
-class Async:
-    """`AsyncLLM` driven from a thread with an event loop; the model lives in the engine core's process."""
+def take_down_versions(processor: OutputProcessor, versions: TokenVersions) -> None:
+    """Make `versions` see each step's tokens, with the step's time, before `processor` does: both ways to run vLLM pass here."""
+    process: Any = processor.process_outputs
 
-    def __init__(self, arguments: dict[str, Any], timeout_s: float) -> None:
-        self._loop = asyncio.new_event_loop()
-        # vLLM's core process is a child of this thread, which lives as long as the actor does.
-        threading.Thread(target=self._loop.run_forever, name="vllm-loop", daemon=True).start()
-        self._llm: AsyncLLM = self._wait(self._start(arguments), timeout_s, "the engine core to start")
-        self.max_model_len = int(self._llm.model_config.max_model_len)
-        self.vocab_size = int(self._llm.model_config.get_vocab_size())
+    def noting(outputs: list[EngineCoreOutput], engine_core_timestamp: float | None = None, iteration_stats: Any = None) -> Any:
+        for output in outputs:
+            state = processor.request_states.get(output.request_id)  # vLLM's own id; none once the request is aborted
+            if state is not None and engine_core_timestamp is not None:
+                versions.sampled(state.external_req_id, len(output.new_token_ids), engine_core_timestamp)
+        return process(outputs, engine_core_timestamp, iteration_stats)
 
-    def generate(self, jobs: Sequence[Job], timeout_s: float) -> dict[str, RequestOutput]:
-        return self._wait(self._generate(jobs), timeout_s, f"{len(jobs)} responses")
-
-    def load(self, weights: Mapping[str, torch.Tensor], timeout_s: float) -> None:
-        shared = SharedWeights(weights)
-        try:
-            self._wait(self._load(shared.address()), timeout_s, "the engine core to load the weights")
-        finally:
-            shared.close()
-
-    def died(self) -> bool:
-        return bool(self._llm.errored)
-
-    def shutdown(self) -> None:
-        self._llm.shutdown(timeout=10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-
-    def _wait[T](self, work: Coroutine[Any, Any, T], timeout_s: float, what: str) -> T:
-        # The deadline is set inside the loop: there it cancels the work, and vLLM aborts a cancelled request.
-        async def bounded() -> T:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    return await work
-            except TimeoutError:
-                raise GenerationTimeoutError(f"waited {timeout_s:.0f} s for {what}") from None
-
-        return asyncio.run_coroutine_threadsafe(bounded(), self._loop).result()
-
-    async def _start(self, arguments: dict[str, Any]) -> AsyncLLM:
-        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
-        await llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
-        return llm
-
-    async def _generate(self, jobs: Sequence[Job]) -> dict[str, RequestOutput]:
-        outputs = await asyncio.gather(*(self._one(job) for job in jobs))
-        return {output.request_id: output for output in outputs}
-
-    async def _one(self, job: Job) -> RequestOutput:
-        request_id, prompt, params = job
-        final: RequestOutput | None = None
-        async for output in self._llm.generate(tokens_input(prompt), params, request_id):
-            final = output
-        if final is None:
-            raise RuntimeError(f"request {request_id!r} ended without an output")
-        return final
-
-    async def _load(self, address: dict[str, Any]) -> None:
-        await self._llm.start_weight_update()
-        await self._llm.update_weights(WeightTransferUpdateRequest(update_info={"shared": address}))
-        await self._llm.finish_weight_update()
-        _must_reset(await self._llm.reset_prefix_cache())
+    processor.process_outputs = noting  # type: ignore[method-assign,assignment]
 
 
-def _must_reset(done: bool) -> None:
+def overdue(version: int, running: int) -> GenerationTimeoutError:
+    """What an update raises that waited in vain for running requests to end."""
+    return GenerationTimeoutError(f"weight version {version} waited for {running} running requests, which did not end in time")
+
+
+def must_reset(done: bool) -> None:
+    """
+    Raises:
+        RuntimeError: vLLM says that it did not reset its prefix cache.
+    """
     if not done:
         raise RuntimeError("vLLM did not reset its prefix cache after a weight update: requests still hold blocks")
-
-
-def _register_architecture(model_path: str) -> None:
-    # Else vLLM starts a second Python (17 s on two cores) just to look at the model class that this process is about to import.
-    for name in json.loads((Path(model_path) / "config.json").read_text()).get("architectures", []):
-        if name in ModelRegistry.get_supported_archs():
-            ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())

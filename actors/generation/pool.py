@@ -1,38 +1,57 @@
-"""Several engine actors as one: requests are spread, results come back in order, and a dead engine has a name.
+"""Several engine actors as one: requests are spread, a dead engine has a name, and what it was asked can go on elsewhere.
 
-generate(requests) ── Router ──► engine-0 ◄── part 0        wait for all, with a deadline
+generate(requests) ── Router ──► engine-0 ◄── part 0        a batch: results in order;
                            └───► engine-1 ◄── part 1        first failure: EngineDiedError("engine-1 ...")
-refit(ref, version) ───────────► every living engine at once
+submit(requests) ── Outstanding, Router ──► engines         without end: results as they come;
+collect(timeout_s) ◄── one waiting call per engine          a dead engine's requests start again at living ones
+update_weights(ref, version) ──► every living engine at once
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 
+from actors.generation.outstanding import Outstanding, Parts, cost
 from actors.generation.routing import Router
-from actors.generation.types import EngineDiedError, EngineFailedError, EngineHealth, GenerationRequest, GenerationResult
+from actors.generation.types import (
+    EngineDiedError,
+    EngineFailedError,
+    EngineHealth,
+    GenerationRequest,
+    GenerationResult,
+    UpdateMode,
+    WeightUpdate,
+)
 from actors.waiting import ActorGoneError, ActorTimeoutError, find, wait
 
 _GRACE_S = 10.0  # beyond `timeout_s`: an engine notices its own deadline first, aborts its requests, and stays usable
 _FETCH_S = 10.0  # for an answer that is there
+_POLL_S = 1.0  # for which an engine lets `collect` wait: long against a call's cost, short against a deadline
+_Ids = Mapping[str, tuple[str, ...]]  # request ids by engine
 
 
 class EnginePool:
-    """A client of named engine actors; it owns none of them."""
+    """A client of named engine actors; it owns none of them. Two pools never see each other's results. Call from one thread."""
 
     def __init__(self, namespace: str, engines: Sequence[str], *, timeout_s: float) -> None:
         """
         Args:
             engines: names of actors in the Ray namespace; looked up when first used.
-            timeout_s: longest wait for one call.
+            timeout_s: longest wait for one call; an engine that is silent for longer counts as dead.
         """
         self._namespace, self._timeout_s = namespace, timeout_s
         self._router = Router(engines)
         self._handles: dict[str, Any] = {}
+        self._client = uuid.uuid4().hex
+        self._outstanding = Outstanding(self._router)
+        self._polls: dict[Any, tuple[str, float]] = {}  # reference of a waiting `collect` to its engine and the time of the call
+        self._ready: list[GenerationResult] = []
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
         """One result per request, in order.
@@ -41,27 +60,73 @@ class EnginePool:
             EngineDiedError: an engine is dead, silent beyond `timeout_s`, or failed. RequestError: as the engine raised it.
             NoEngineError: none is left.
         """
-        costs = [len(request.prompt_token_ids) + request.max_new_tokens for request in requests]
+        costs = [cost(request) for request in requests]
         parts: dict[str, list[int]] = {}
         for row, name in enumerate(self._router.assign(costs)):
             parts.setdefault(name, []).append(row)
         try:
             refs = {name: self._handle(name).generate.remote([requests[row] for row in rows]) for name, rows in parts.items()}
-            answers = self._wait(refs, f"generate {len(requests)} responses", self._timeout_s + _GRACE_S)
+            ids = {name: tuple(requests[row].request_id for row in rows) for name, rows in parts.items()}
+            answers = self._wait(refs, f"generate {len(requests)} responses", self._timeout_s + _GRACE_S, ids)
         finally:
             for name, rows in parts.items():
                 self._router.release(name, sum(costs[row] for row in rows))
         by_row = {row: result for name, rows in parts.items() for row, result in zip(rows, answers[name], strict=True)}
         return [by_row[row] for row in range(len(requests))]
 
-    def refit(self, weights: Any, version: int) -> dict[str, int]:
-        """Give all living engines the weights behind an ObjectRef. Returns the bytes that each took over.
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Let the requests join those that run, each at the engine with the least load. All or none.
+
+        Raises:
+            RequestError: as the engine raised it, or an id is out already. NoEngineError: none is left. EngineDiedError: as `collect`.
+        """
+        self._send(self._outstanding.assign(requests))
+        self._reissue()
+
+    def collect(self, timeout_s: float) -> list[GenerationResult]:
+        """Finished results of any engine, each once. Requests of an engine that is found dead start again at another.
+
+        Returns:
+            As soon as there is one; none at the deadline, or at once if nothing is out.
+
+        Raises:
+            EngineDiedError: its `request_ids` are given up, since `MOST_ENGINES` engines have died under them. NoEngineError: none is
+                left; all `request_ids` are given up. Either way what has finished comes with the next call.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._reissue()
+            self._poll()
+            left = max(0.0, deadline - time.monotonic())
+            if not self._ready and self._polls:
+                self._gather(min(left, _POLL_S))
+            if self._ready or not self._polls or left == 0.0:
+                ready, self._ready = self._ready, []
+                return ready
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Stop requests; none of them has a result any more, and their ids may be used again."""
+        withdrawn = self._outstanding.withdraw(request_ids)
+        refs = {name: self._handle(name).abort.remote(self._client, ids) for name, ids in withdrawn.items() if name in self._router.alive}
+        stopped, _ = self._answers(refs, f"abort {len(request_ids)} requests")
+        for name, ids in stopped.items():
+            self._outstanding.ended_before(name, sorted(set(withdrawn[name]) - set(ids)))
+
+    def update_weights(
+        self, weights: Any, version: int, mode: UpdateMode = "wait", recompute_kv_cache: bool = True
+    ) -> dict[str, WeightUpdate]:
+        """Give all living engines the weights behind an ObjectRef (`Engine.update_weights`). What it took, by engine.
 
         Raises:
             EngineDiedError. WeightMismatchError: the weights fit none of the engines, and all keep what they had.
+            GenerationTimeoutError: mode "wait", and an engine's requests did not end in time.
         """
-        refs = {name: self._handle(name).update_weights.remote(weights, version) for name in self._router.alive}
+        refs = {name: self._handle(name).update_weights.remote(weights, version, mode, recompute_kv_cache) for name in self._router.alive}
         return self._wait(refs, f"refit to weight version {version}", self._timeout_s + _GRACE_S)
+
+    def refit(self, weights: Any, version: int, mode: UpdateMode = "wait", recompute_kv_cache: bool = True) -> dict[str, int]:
+        """`update_weights`, of which only the bytes that each engine took over."""
+        return {name: update.bytes for name, update in self.update_weights(weights, version, mode, recompute_kv_cache).items()}
 
     def health(self, timeout_s: float = 10.0) -> dict[str, EngineHealth]:
         """What each living engine says of itself.
@@ -76,6 +141,67 @@ class EnginePool:
         """Engines found dead, with the reason."""
         return self._router.dead
 
+    def _send(self, parts: Parts) -> None:
+        refs = {}
+        for name, part in parts.items():
+            with contextlib.suppress(EngineDiedError):  # marked dead: `_reissue` has its requests next
+                refs[name] = self._handle(name).submit.remote(self._client, part)
+        _, refused = self._answers(refs, "submit requests")
+        if refused:
+            for name in refused:  # a refused part never ran, so there is nothing to stop
+                self._outstanding.withdraw([request.request_id for request in parts[name]])
+            self.abort([request.request_id for part in parts.values() for request in part])
+            raise next(iter(refused.values()))
+
+    def _answers(self, refs: Mapping[str, Any], what: str) -> tuple[dict[str, Any], dict[str, Exception]]:
+        """Answers of the engines that live, and what those raised that live; one that does not is marked dead."""
+        answers: dict[str, Any] = {}
+        refused: dict[str, Exception] = {}
+        for name, ref in refs.items():
+            try:
+                answers[name] = wait(ref, who=name, what=what, timeout_s=self._timeout_s + _GRACE_S)
+            except (ActorGoneError, ActorTimeoutError, EngineFailedError) as error:
+                self._died(name, error)
+            except Exception as error:  # noqa: BLE001  (the caller raises it once it has put things in order)
+                refused[name] = error
+        return answers, refused
+
+    def _reissue(self) -> None:
+        while self._router.dead and self._outstanding.engines() & set(self._router.dead):
+            parts, given_up = self._outstanding.reassign()
+            self._send(parts)
+            if not given_up:
+                continue
+            ids = tuple(request_id for lost in given_up.values() for request_id in lost)
+            if not self._router.alive:
+                raise self._router.none_alive(ids)
+            name = next(iter(given_up))
+            raise EngineDiedError(name, f"{self._router.dead[name]}; {len(ids)} requests lost their last engine: {', '.join(ids)}", ids)
+
+    def _poll(self) -> None:
+        waiting = {name for name, _ in self._polls.values()}
+        for name in sorted(self._outstanding.engines() - waiting - set(self._router.dead)):
+            self._polls[self._handle(name).collect.remote(self._client, _POLL_S)] = (name, time.monotonic())
+
+    def _gather(self, timeout_s: float) -> None:
+        """Take what the waiting calls have brought, waiting for the first."""
+        done, _ = ray.wait(list(self._polls), timeout=timeout_s)
+        if done:
+            done, _ = ray.wait(list(self._polls), num_returns=len(self._polls), timeout=0)
+        for ref in done:
+            name, _ = self._polls.pop(ref)
+            try:
+                results = wait(ref, who=name, what="collect", timeout_s=_FETCH_S)
+            except (ActorGoneError, ActorTimeoutError, EngineFailedError) as error:
+                self._died(name, error)
+            else:
+                self._ready += [result for result in results if self._outstanding.finish(name, result.request_id)]
+        longest = _POLL_S + self._timeout_s + _GRACE_S
+        for ref, (name, since) in list(self._polls.items()):
+            if time.monotonic() - since > longest:
+                del self._polls[ref]
+                self._died(name, ActorTimeoutError(f"collect: no answer from {name} within {longest:.0f} s"))
+
     def _handle(self, name: str) -> Any:
         if name not in self._handles:
             try:
@@ -84,7 +210,7 @@ class EnginePool:
                 raise self._died(name, error) from error
         return self._handles[name]
 
-    def _wait(self, refs: Mapping[str, Any], what: str, timeout_s: float) -> dict[str, Any]:
+    def _wait(self, refs: Mapping[str, Any], what: str, timeout_s: float, ids: _Ids | None = None) -> dict[str, Any]:
         names = {ref: name for name, ref in refs.items()}
         pending, deadline = list(names), time.monotonic() + timeout_s
         answers: dict[str, Any] = {}
@@ -93,17 +219,18 @@ class EnginePool:
             done, pending = ray.wait(pending, timeout=max(0.0, deadline - time.monotonic()))
             if not done:
                 name = names[pending[0]]
-                raise self._died(name, ActorTimeoutError(f"{what}: no answer from {name} within {timeout_s:.0f} s"))
+                error = ActorTimeoutError(f"{what}: no answer from {name} within {timeout_s:.0f} s")
+                raise self._died(name, error, (ids or {}).get(name))
             for ref in done:
                 name = names[ref]
                 try:
                     answers[name] = wait(ref, who=name, what=what, timeout_s=_FETCH_S)
                 except (ActorGoneError, ActorTimeoutError, EngineFailedError) as error:
-                    raise self._died(name, error) from error
+                    raise self._died(name, error, (ids or {}).get(name)) from error
         return answers
 
-    def _died(self, name: str, error: Exception) -> EngineDiedError:
+    def _died(self, name: str, error: Exception, request_ids: tuple[str, ...] | None = None) -> EngineDiedError:
         # Errors of waiting name the actor themselves; what the engine raised does not know its name.
         message = f"{name}: {error}" if isinstance(error, EngineFailedError) else str(error)
         self._router.mark_dead(name, message)
-        return EngineDiedError(name, message)
+        return EngineDiedError(name, message, self._outstanding.at(name) if request_ids is None else request_ids)

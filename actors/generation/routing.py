@@ -10,7 +10,18 @@ from collections.abc import Sequence
 
 
 class NoEngineError(RuntimeError):
-    """Every engine is dead. The message lists them with their reasons."""
+    """Every engine is dead. The message lists them with their reasons.
+
+    Attributes:
+        request_ids: of submitted requests that end with this.
+    """
+
+    def __init__(self, message: str, request_ids: tuple[str, ...] = ()) -> None:
+        super().__init__(message, request_ids)
+        self.request_ids, self._message = request_ids, message
+
+    def __str__(self) -> str:
+        return self._message
 
 
 class Router:
@@ -50,13 +61,18 @@ class Router:
             NoEngineError: none is alive.
         """
         if not self.alive:
-            raise NoEngineError("no engine is alive: " + "; ".join(f"{name}: {reason}" for name, reason in self._dead.items()))
+            raise self.none_alive()
         chosen = []
         for cost in costs:
             name = min(self.alive, key=self._outstanding.__getitem__)  # min keeps the first of equals
             self._outstanding[name] += cost
             chosen.append(name)
         return chosen
+
+    def none_alive(self, request_ids: tuple[str, ...] = ()) -> NoEngineError:
+        """The error to raise when no engine is left."""
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in self._dead.items())
+        return NoEngineError(f"no engine is alive: {reasons}", request_ids)
 
     def release(self, name: str, cost: int) -> None:
         """Requests of that many tokens are done, or given up. A dead engine has already lost its load."""

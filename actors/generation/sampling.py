@@ -10,6 +10,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from actors.generation.types import FinishReason, GenerationRequest, GenerationResult, PromptTooLongError, RequestError
+from actors.generation.versions import Segments
 
 
 def sampling_params(request: GenerationRequest, eos_token_ids: Sequence[int]) -> SamplingParams:
@@ -36,7 +37,7 @@ def check_requests(requests: Sequence[GenerationRequest], max_model_len: int, vo
     for request in requests:
         who, prompt = f"request {request.request_id!r}", request.prompt_token_ids
         if request.request_id in seen:
-            raise RequestError(f"{who} occurs twice in one call")
+            raise RequestError(f"{who} occurs twice")
         seen.add(request.request_id)
         if not prompt:
             raise RequestError(f"{who}: the prompt is empty")
@@ -49,23 +50,24 @@ def check_requests(requests: Sequence[GenerationRequest], max_model_len: int, vo
             raise RequestError(f"{who}: max_new_tokens is {request.max_new_tokens}, at least 1 is needed")
 
 
-def result(output: RequestOutput, weight_version: int) -> GenerationResult:
-    """A finished output as a result.
+def result(output: RequestOutput, request_id: str, segments: Segments) -> GenerationResult:
+    """A finished output as a result under the caller's `request_id`.
 
     Raises:
-        RuntimeError: vLLM ended the request for another reason than eos or length.
+        RuntimeError: vLLM ended the request for another reason than eos or length, or `segments` do not cover its tokens.
     """
     completion = output.outputs[0]
     token_ids = list(completion.token_ids)
     logprobs = cast(list[dict[int, Logprob]] | None, completion.logprobs)  # only a prompt's have gaps
     reasons: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
     if completion.finish_reason not in reasons or logprobs is None:
-        raise RuntimeError(f"request {output.request_id!r} ended as {completion.finish_reason!r}")
+        raise RuntimeError(f"request {request_id!r} ended as {completion.finish_reason!r}")
+    if sum(count for _, count in segments) != len(token_ids):
+        raise RuntimeError(f"request {request_id!r} has {len(token_ids)} tokens, but weight versions {segments}")
     return GenerationResult(
-        request_id=output.request_id,
+        request_id=request_id,
         token_ids=token_ids,
         logprobs=[entry[token].logprob for entry, token in zip(logprobs, token_ids, strict=True)],
         finish_reason=reasons[completion.finish_reason],
-        weight_version_start=weight_version,
-        weight_version_end=weight_version,
+        weight_segments=segments,
     )

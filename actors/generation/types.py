@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from actors.generation.versions import Segments
 from actors.waiting import ActorGoneError
 
 FinishReason = Literal["stop", "length"]
 EngineState = Literal["new", "ready", "failed", "stopped"]
+UpdateMode = Literal["in_flight", "wait"]  # between two steps of running requests, or after they have finished
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class GenerationRequest:
     """One prompt for one response.
 
     Attributes:
-        request_id: unique within a call; comes back on the result.
+        request_id: unique among the client's running requests; comes back on the result.
         prompt_token_ids: at least one id, all below the model's vocab_size.
         max_new_tokens: most response tokens, the eos token included.
         temperature: 0 is greedy.
@@ -45,15 +47,44 @@ class GenerationResult:
         logprobs: natural log-probability of each token under the distribution that it was drawn from: after temperature and,
             below 1, after top_p (renormalised). A greedy token's is that of temperature 1.
         finish_reason: "stop": an eos token; "length": max_new_tokens, or the end of the context.
-        weight_version_start: version that sampled the first token; weight_version_end: the last one.
+        weight_segments: (weight version, number of tokens) in the order of the tokens; a new segment where an update in flight came
+            between two of them. The counts add up to the number of tokens.
     """
 
     request_id: str
     token_ids: list[int]
     logprobs: list[float]
     finish_reason: FinishReason
-    weight_version_start: int
-    weight_version_end: int
+    weight_segments: Segments
+
+    @property
+    def weight_versions(self) -> list[int]:
+        """The version that sampled each token: as long as `token_ids`."""
+        return [version for version, count in self.weight_segments for _ in range(count)]
+
+    @property
+    def weight_version_start(self) -> int:
+        """The version that sampled the first token."""
+        return self.weight_segments[0][0]
+
+    @property
+    def weight_version_end(self) -> int:
+        """The version that sampled the last token."""
+        return self.weight_segments[-1][0]
+
+
+@dataclass(frozen=True)
+class WeightUpdate:
+    """What an update of the weights took.
+
+    Attributes:
+        bytes: of the tensors taken over.
+        pause_s: seconds for which running requests stood still, from the end of one step to the leave for the next; 0 if none ran.
+            Recomputing their KV cache comes after, as a longer step.
+    """
+
+    bytes: int
+    pause_s: float
 
 
 @dataclass(frozen=True)
@@ -91,11 +122,12 @@ class EngineDiedError(ActorGoneError):
 
     Attributes:
         engine: its name.
+        request_ids: of the caller's requests that it had not finished; another engine can take them.
     """
 
-    def __init__(self, engine: str, message: str) -> None:
-        super().__init__(engine, message)
-        self.engine, self._message = engine, message
+    def __init__(self, engine: str, message: str, request_ids: tuple[str, ...] = ()) -> None:
+        super().__init__(engine, message, request_ids)
+        self.engine, self.request_ids, self._message = engine, request_ids, message
 
     def __str__(self) -> str:
         return self._message

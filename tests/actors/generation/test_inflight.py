@@ -1,0 +1,215 @@
+"""Weights that change under running requests: no request is lost, and every token is that of the weights it is said to come from.
+
+The reference is transformers, with the same weights: the whole text again under the version of each token where the KV cache was
+recomputed, and a cache that the old model filled and the new model goes on with where it was not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+import pytest
+import ray
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from actors.generation.engine import Engine
+from actors.generation.types import GenerationRequest, GenerationResult, RequestError, WeightMismatchError, WeightUpdate
+from configs.rollout import GenerationConfig
+from tests.actors.generation.conftest import CONTEXT, EOS, PROMPTS, RunningEngine, request, weights_of
+
+GENERATIONS = 200
+_versions = itertools.count(1000)
+
+
+def get(ref: Any) -> Any:
+    return ray.get(ref, timeout=60)
+
+
+def collect(engine: RunningEngine, client: str, count: int) -> list[GenerationResult]:
+    results: list[GenerationResult] = []
+    deadline = time.monotonic() + 60
+    while len(results) < count and time.monotonic() < deadline:
+        results += get(engine.handle.collect.remote(client, 1.0))
+    return results
+
+
+class Updates:
+    """Two sets of weights that take turns, and which model a version stands for."""
+
+    def __init__(self, engine: RunningEngine) -> None:
+        self._engine = engine
+        self._choices = [(model, ray.put(weights_of(model))) for model in (engine.model(3), engine.model(4))]
+        self.models: dict[int, PreTrainedModel] = {}
+        self.pauses: list[float] = []
+
+    def next(self, mode: str = "in_flight", recompute: bool = True) -> int:
+        version = next(_versions)
+        model, weights = self._choices[version % 2]
+        update: WeightUpdate = get(self._engine.handle.update_weights.remote(weights, version, mode, recompute))
+        self.models[version] = model
+        self.pauses.append(update.pause_s)
+        return version
+
+
+def many(count: int, **changes: Any) -> list[GenerationRequest]:
+    return [
+        request(str(i), PROMPTS[i % 3], **({"temperature": 1.0, "seed": i, "max_new_tokens": 4 + i % 37} | changes)) for i in range(count)
+    ]
+
+
+def under_updates(engine: RunningEngine, requests: list[GenerationRequest], recompute: bool) -> tuple[list[GenerationResult], Updates]:
+    """Submit, and update without a break until all have ended."""
+    updates, results = Updates(engine), []
+    updates.next("wait")
+    get(engine.handle.submit.remote("c", requests))
+    deadline = time.monotonic() + 60
+    while len(results) < len(requests) and time.monotonic() < deadline:
+        updates.next("in_flight", recompute)
+        results += get(engine.handle.collect.remote("c", 0.005))
+    return results, updates
+
+
+@torch.no_grad()
+def fresh_logprobs(model: PreTrainedModel, texts: list[list[int]]) -> torch.Tensor:
+    """[texts, longest, vocabulary]; padded on the right, which a causal model does not see."""
+    longest = max(map(len, texts))
+    return model(torch.tensor([text + [0] * (longest - len(text)) for text in texts])).logits.log_softmax(-1)
+
+
+def test_no_request_is_lost_and_recomputed_tokens_are_those_of_their_version(engine: RunningEngine) -> None:
+    requests = {r.request_id: r for r in many(GENERATIONS)}
+    results, updates = under_updates(engine, list(requests.values()), recompute=True)
+    assert sorted(r.request_id for r in results) == sorted(requests)
+    texts = [requests[result.request_id].prompt_token_ids + result.token_ids for result in results]
+    tables = {model: fresh_logprobs(model, texts) for model in set(updates.models.values())}
+    worst, mixed = 0.0, 0
+    for row, result in enumerate(results):
+        asked = requests[result.request_id]
+        if result.finish_reason == "length":
+            assert len(result.token_ids) == min(asked.max_new_tokens, CONTEXT - len(asked.prompt_token_ids))
+        else:
+            assert result.token_ids[-1] in EOS
+        assert not set(result.token_ids[:-1]) & set(EOS)
+        assert len(result.weight_versions) == len(result.logprobs) == len(result.token_ids)
+        assert result.weight_versions == sorted(result.weight_versions)
+        mixed += result.weight_version_start != result.weight_version_end
+        places = zip(result.token_ids, result.weight_versions, result.logprobs, strict=True)
+        for place, (token, version, logprob) in enumerate(places, len(asked.prompt_token_ids)):
+            worst = max(worst, abs(float(tables[updates.models[version]][row, place - 1, token]) - logprob))
+    print(f"{mixed} of {len(results)} mixed, {len(updates.pauses)} updates, largest log-probability difference {worst:.1e}")
+    assert mixed > GENERATIONS // 20
+    assert worst < 1e-4
+    assert max(updates.pauses) > 0
+    health = get(engine.handle.health.remote())
+    assert (health.state, health.running_requests, health.failure) == ("ready", 0, "")
+
+
+@torch.no_grad()
+def stale_logprob(old: PreTrainedModel, new: PreTrainedModel, text: list[int], at: int) -> torch.Tensor:
+    """Of the token at `at`, the first under `new`: `old` has filled the cache up to two before it."""
+    cache = DynamicCache()
+    old(torch.tensor([text[: at - 1]]), past_key_values=cache)
+    return new(torch.tensor([text[at - 1 : at]]), past_key_values=cache).logits[0, -1].log_softmax(-1)
+
+
+def test_without_recomputing_the_cache_stays_that_of_the_old_weights(engine: RunningEngine) -> None:
+    requests = {r.request_id: r for r in many(80, temperature=0.0, max_new_tokens=40)}
+    results, updates = under_updates(engine, list(requests.values()), recompute=False)
+    assert sorted(r.request_id for r in results) == sorted(requests)
+    checked, stale, fresh = 0, 0.0, 0.0
+    for result in results:
+        if len(result.weight_segments) < 2:
+            continue
+        prompt = requests[result.request_id].prompt_token_ids
+        text, ((old, count), (new, _)) = prompt + result.token_ids, result.weight_segments[:2]
+        if updates.models[old] is updates.models[new]:
+            continue  # two updates between two steps
+        at = len(prompt) + count
+        expected = stale_logprob(updates.models[old], updates.models[new], text, at)
+        assert int(expected.argmax()) == text[at]  # greedy: the boundary is exact, to the token
+        stale = max(stale, abs(float(expected[text[at]]) - result.logprobs[count]))
+        fresh = max(fresh, abs(float(fresh_logprobs(updates.models[new], [text])[0, at - 1, text[at]]) - result.logprobs[count]))
+        checked += 1
+    print(f"{checked} first tokens after an update: {stale:.1e} from the stale cache's, {fresh:.1e} from a fresh one's")
+    assert checked > 3
+    assert stale < 1e-4
+    assert fresh > 1e-2
+
+
+def test_recomputing_goes_on_in_each_request_s_random_numbers(engine: RunningEngine) -> None:
+    updates = Updates(engine)
+    version = updates.next("wait")
+    requests = many(40, max_new_tokens=40)
+    undisturbed = {r.request_id: r.token_ids for r in engine.generate(requests)}
+    weights = ray.put(weights_of(updates.models[version]))
+    get(engine.handle.submit.remote("c", requests))
+    results: list[GenerationResult] = []
+    while len(results) < len(requests):
+        get(engine.handle.update_weights.remote(weights, next(_versions), "in_flight", True))
+        results += get(engine.handle.collect.remote("c", 0.005))
+    assert any(len(r.weight_segments) > 1 for r in results)
+    assert {r.request_id: r.token_ids for r in results} == undisturbed
+
+
+def test_waiting_lets_running_requests_end_under_the_old_weights(engine: RunningEngine) -> None:
+    updates = Updates(engine)
+    before = updates.next("wait")
+    get(engine.handle.submit.remote("c", many(64, max_new_tokens=40)))
+    version = next(_versions)
+    update = engine.handle.update_weights.remote(updates._choices[version % 2][1], version)
+    late: list[GenerationRequest] = []
+    while not ray.wait([update], timeout=0)[0]:
+        late.append(request(f"late-{len(late)}", PROMPTS[0]))
+        get(engine.handle.submit.remote("c", late[-1:]))
+    assert get(update).pause_s == 0.0
+    results = collect(engine, "c", 64 + len(late))
+    assert len(results) == 64 + len(late)
+    for result in results:
+        assert len(result.weight_segments) == 1
+        if not result.request_id.startswith("late"):
+            assert result.weight_version_end == before
+    assert get(engine.handle.health.remote()).weight_version == version
+
+
+def test_weights_that_do_not_fit_leave_running_requests_going(engine: RunningEngine) -> None:
+    updates = Updates(engine)
+    version = updates.next("wait")
+    get(engine.handle.submit.remote("c", many(40)))
+    with pytest.raises(WeightMismatchError):
+        get(engine.handle.update_weights.remote({}, 1, "in_flight", True))
+    results = collect(engine, "c", 40)
+    assert len(results) == 40
+    assert {r.weight_segments for r in results} == {((version, len(r.token_ids)),) for r in results}
+
+
+def test_clients_do_not_see_each_other_s_results(engine: RunningEngine) -> None:
+    requests = many(20, max_new_tokens=5)
+    for client in "ab":
+        get(engine.handle.submit.remote(client, requests))
+    with pytest.raises(RequestError, match="request '0' of client 'a' is running already"):
+        get(engine.handle.submit.remote("a", many(1)))
+    for client in "ab":
+        assert sorted(r.request_id for r in collect(engine, client, 20)) == sorted(r.request_id for r in requests)
+    assert get(engine.handle.collect.remote("a", 0.0)) == []
+
+
+def test_an_aborted_request_has_no_result_and_others_have(engine: RunningEngine) -> None:
+    requests = many(64, max_new_tokens=40)
+    get(engine.handle.submit.remote("c", requests))
+    asked = [str(i) for i in range(0, 64, 2)]
+    stopped = get(engine.handle.abort.remote("c", [*asked, "never"]))
+    assert set(stopped) <= set(asked)
+    assert stopped
+    results = collect(engine, "c", 64 - len(stopped))
+    assert sorted([r.request_id for r in results] + stopped) == sorted(r.request_id for r in requests)
+    assert get(engine.handle.collect.remote("c", 0.2)) == []
+    assert get(engine.handle.abort.remote("c", asked)) == []
+    assert len(engine.generate(requests)) == 64
+
+
+def test_an_engine_that_is_not_started_says_so() -> None:
+    with pytest.raises(RuntimeError, match="the engine is new"):
+        Engine(GenerationConfig(), "nowhere", 0, EOS).submit("c", [])
