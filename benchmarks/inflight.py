@@ -37,7 +37,7 @@ from configs.rollout import GenerationConfig
 
 EOS = tuple(range(1, 5))
 KINDS = ("none", "keep", "recompute")
-ROUNDS = 9  # of each kind
+ROUNDS = 6  # of each kind
 ROUND_S = 1.0
 BATCH, LOAD, CONTEXT = 32, 64, 64
 NAMESPACE, ENGINE = "benchmark-inflight", "engine-0"
