@@ -80,6 +80,10 @@ def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[
                     results["metrics"].append(worker.train(plan, "sft" if action == "sft" else "grpo"))
                 except (FloatingPointError, ValueError, PeerLostError, DataPlaneError) as error:
                     results["error"] = repr(error)
+            case "warm_up":
+                random_state = torch.get_rng_state()
+                worker.warm_up(plan, "sft")
+                assert torch.equal(random_state, torch.get_rng_state())
             case "reset":
                 worker.reset_optimizer(OptimizerConfig(lr=5e-3, warmup_steps=3))
             case "clear":

@@ -88,6 +88,14 @@ def test_the_same_seed_gives_the_same_bits(results: Any) -> None:
 
 
 @pytest.mark.slow
+def test_warming_up_changes_nothing(results: Any) -> None:
+    cold, warmed = results("TP1")["sft"][0], results("TP1")["sft-warmed"][0]
+    assert warmed["metrics"] == cold["metrics"]
+    for name, tensor in cold["weights"].items():
+        assert torch.equal(tensor, warmed["weights"][name]), name
+
+
+@pytest.mark.slow
 def test_metrics_of_a_grpo_step(results: Any) -> None:
     first, _, last = results("TP1")["grpo"][0]["metrics"]
     assert first["kl"] == 0  # the policy is still the reference

@@ -1,0 +1,66 @@
+"""warm_up(): the synthetic batch has the columns and the worst shape of a real one, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from actors.data_plane.memory import MemoryPlane
+from actors.data_plane.meta import KVBatchMeta
+from actors.data_plane.sharding import plan_batch
+from actors.policy.columns import train_columns
+from actors.policy.executors import Request
+from actors.policy.warm_up import PARTITION, warm_up
+from configs.base import ConfigError
+from configs.policy import PolicyConfig
+
+LONGEST = 48
+
+
+def run_with(**policy: Any) -> tuple[list[tuple[Request, KVBatchMeta]], MemoryPlane, dict[str, float]]:
+    """The stages that were run, over a plane of their own."""
+    config, plane, seen = PolicyConfig(**policy), MemoryPlane(), []
+
+    def run(request: Request, meta: KVBatchMeta) -> None:
+        columns = plane.get(meta, train_columns(config, "grpo"))
+        assert all(len(row) == meta.sequence_lengths[0] for name in ("input_ids", "token_mask") for row in columns[name])
+        seen.append((request, meta))
+
+    seconds = warm_up(config, plane, LONGEST, run)
+    return seen, plane, seconds
+
+
+def test_every_stage_runs_once_over_the_longest_samples_and_the_rows_are_gone() -> None:
+    seen, plane, seconds = run_with(
+        batching={"micro_batch_size": 4}, parallel={"data": 2}, recompute_logprobs="always", loss={"kl_coef": 0.1}
+    )
+    assert [request.method for request, _ in seen] == ["logprob_step", "warm_up"]
+    assert list(seconds) == ["logprob", "train"]
+    assert all(meta.sequence_lengths == (LONGEST,) * 8 for _, meta in seen)
+    assert plane.status(PARTITION).samples == 0
+
+
+def test_an_unneeded_logprob_stage_is_not_warmed_up() -> None:
+    seen, _, _ = run_with()
+    assert [request.method for request, _ in seen] == ["warm_up"]
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "packed"])
+def test_a_token_budget_is_filled(mode: str) -> None:
+    seen, _, _ = run_with(batching={"mode": mode, "tokens_per_micro_batch": 200})
+    (_, meta), config = seen[0], PolicyConfig(batching={"mode": mode, "tokens_per_micro_batch": 200})
+    (shard,) = plan_batch(meta, config.batching, data_parallel=1).shards
+    assert [micro.shape[0] * micro.shape[1] for micro in shard.micro_batches] == [200 // LONGEST * LONGEST]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"warmup_seq_len": 49}, r"warmup_seq_len: 49 tokens .* \(48\)"),
+        ({"warmup_global_batch_size": 3}, "warmup_global_batch_size: 3 samples do not divide by policy.parallel.data = 2"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(options: dict[str, int], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        run_with(compiled_graph=options, parallel={"data": 2})
