@@ -56,7 +56,7 @@ def _rank(rank: int, parallel: ParallelConfig, jobs: list[Job], directory: str) 
 
 
 def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[str, Any]:
-    config = PolicyConfig(parallel=parallel, device="cpu", timeout_s=120, **({"batching": {"micro_batch_size": 2}} | job.policy))
+    config = PolicyConfig(parallel=parallel, timeout_s=120, **({"device": "cpu", "batching": {"micro_batch_size": 2}} | job.policy))
     meta, columns = tiny.batch(job.seed, job.vocab)
     plane = MemoryPlane()
     plane.register_partition("train", fields=FIELDS)
