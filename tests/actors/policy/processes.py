@@ -24,5 +24,6 @@ _PRELOAD = [
 
 def run(function: Callable[..., None], arguments: tuple[Any, ...], count: int) -> None:
     """`function(rank, *arguments)` in `count` processes. Raises what the first of them raised."""
+    method = "spawn" if torch.cuda.is_available() else "forkserver"  # a fork of a process that has touched CUDA cannot use it
     multiprocessing.set_forkserver_preload(_PRELOAD)
-    torch.multiprocessing.start_processes(function, arguments, nprocs=count, join=True, start_method="forkserver")
+    torch.multiprocessing.start_processes(function, arguments, nprocs=count, join=True, start_method=method)
