@@ -151,7 +151,7 @@ def _time_panel(rows: Sequence[Row], view: View) -> Panel:
     # Clearing, metrics and Prefect's own time: what the stages of a step do not explain.
     stages["other"] = [max(0.0, float(row["time/step"]) - explained) for row, explained in zip(timed, inside, strict=True)]
     stages = {stage: seconds for stage, seconds in stages.items() if any(seconds)}
-    title, note = "Time per step", f"seconds per stage; {' and '.join(view.outside)} come on top of the step"
+    title, note = "Time per step", f"seconds per stage; on top of the step: {', '.join(view.outside)}"
     chart = stacked_bars([int(row["step"]) for row in timed], stages, classes, title=f"{title}: {note}")
     return Panel(title, note, chart, tuple((classes[stage], stage) for stage in stages))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.reporting.checkpoints import Checkpoints, kept_steps
@@ -39,6 +39,7 @@ def test_a_better_one_takes_the_link_and_the_old_best_goes(tmp_path: Path) -> No
     assert (tmp_path / "best").readlink() == (tmp_path / "latest").readlink() == Path("step-3")
 
 
+@settings(deadline=None)  # files: the time is the disk's
 @given(losses=st.lists(st.floats(0, 10), min_size=1, max_size=12), keep=st.integers(1, 4))
 def test_after_every_checkpoint(losses: list[float], keep: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("checkpoints")
