@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from configs import settings
@@ -14,6 +15,10 @@ settings.apply_defaults()
 import ray  # noqa: E402  (after the settings: they are read at import)
 
 ROOT = Path(__file__).parent.parent
+
+# The machines are shared: how long an example takes says nothing about the code.
+hypothesis.settings.register_profile("shared", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("shared")
 
 
 @pytest.fixture(scope="session")

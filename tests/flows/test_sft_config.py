@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.preflight_sft import SupervisedData, longest_allowed
@@ -89,7 +89,6 @@ def test_a_max_tokens_beyond_the_context() -> None:
         longest_allowed(sft("data.max_tokens=101"), context=100)
 
 
-@settings(deadline=None)  # reads the recipe
 @given(samples=st.integers(1, 500), batch=st.integers(1, 80), epochs=st.integers(1, 5))
 def test_epochs_are_enough_steps_and_no_more(samples: int, batch: int, epochs: int) -> None:
     data = SupervisedData(train=samples, validation=1, dropped=0, longest=9, allowed=9)

@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.parquet as parquet
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from actors.data_plane.memory import MemoryPlane
@@ -204,7 +204,6 @@ def test_without_a_chat_template_the_prompt_ends_with_a_newline(encoder: PromptE
     assert plain.tokenizer.decode([*sample.prompt, *sample.response]) == "3 + 4\n7<|end|>"
 
 
-@settings(deadline=None)  # a tokenizer is at work
 @example(size=3, cut=2, seed=2, batches=[3])  # drops at the end of an epoch and at the start of the next
 @given(size=st.integers(1, 12), cut=st.integers(0, 12), seed=st.integers(0, 99), batches=st.lists(st.integers(1, 7), max_size=6))
 def test_every_epoch_holds_each_sample_that_fits_once(encoder: PromptEncoder, size: int, cut: int, seed: int, batches: list[int]) -> None:
