@@ -103,6 +103,7 @@ class CompiledExecutor:
         self._replicas, self._timeout_s = replicas, timeout_s
         self._lock = threading.Lock()
         self._graphs: list[Any] = []
+        self._why_closed = ""
         started = time.monotonic()
         try:
             for workers in replicas:
@@ -123,7 +124,7 @@ class CompiledExecutor:
         """As `PlainExecutor.run`. Whenever a worker may still be inside the call, the graphs are torn down."""
         with self._lock:
             if not self._graphs:
-                raise ActorGoneError(f"{requests[0].method}: the compiled graph was torn down after an earlier failure")
+                raise ActorGoneError(f"{requests[0].method}: the compiled graph was torn down ({self._why_closed})")
             try:
                 if self._threads is None:
                     return [self._one(0, requests[0])]
@@ -131,18 +132,19 @@ class CompiledExecutor:
             except RayTaskError as error:
                 raise cause(error) from error
             except RayChannelTimeoutError as error:
-                self._tear_down()
                 names = ", ".join(name for workers in self._replicas for name in workers)
-                raise ActorTimeoutError(f"{requests[0].method}: no answer from {names} within {self._timeout_s:.0f} s") from error
+                message = f"{requests[0].method}: no answer from {names} within {self._timeout_s:.0f} s"
+                self._tear_down(message)
+                raise ActorTimeoutError(message) from error
             except (RayChannelError, RayActorError) as error:
-                dead = self._dead()
-                self._tear_down()
-                raise ActorGoneError(f"{requests[0].method}: {dead} died ({type(error).__name__})") from error
+                message = f"{requests[0].method}: {self._dead()} died ({type(error).__name__})"
+                self._tear_down(message)
+                raise ActorGoneError(message) from error
 
     def close(self) -> None:
         """Tear the graphs down; the workers live on and take ordinary calls. Idempotent, silent, at most 10 s."""
         with self._lock:
-            self._tear_down()
+            self._tear_down("closed")
 
     def _one(self, replica: int, request: Request) -> list[Any]:
         deadline = time.monotonic() + self._timeout_s
@@ -155,7 +157,7 @@ class CompiledExecutor:
         if failed := next((future for future in futures if future in done and future.exception()), None):
             # The others may have failed alike, or wait in a collective for the failed one.
             if wait(running, timeout=_GRACE_S).not_done:
-                self._tear_down()
+                self._tear_down(f"{type(failed.exception()).__name__}: {failed.exception()}")
             failed.result()
         return [future.result() for future in futures]
 
@@ -169,8 +171,9 @@ class CompiledExecutor:
                 dead.append(refs[ref])
         return ", ".join(dead) or "a policy worker"
 
-    def _tear_down(self) -> None:
+    def _tear_down(self, why: str) -> None:
         graphs, self._graphs = self._graphs, []
+        self._why_closed = self._why_closed or why
         if graphs:
             # Ray logs every step of a tear-down, and waits without a deadline for a worker that is stuck in a collective.
             logging.getLogger("ray.dag.compiled_dag_node").setLevel(logging.CRITICAL)

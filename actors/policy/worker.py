@@ -166,7 +166,7 @@ class PolicyWorker:
         """
         micro_batches = self._micro_batches(plan, BASE)
         reports = self._forward_backward(micro_batches, lambda b, out: self._loss(plan, "sft", b, out), forward_only=True)
-        return step_metrics("sft", *reduce_reports(reports, self._device))
+        return step_metrics("sft", *reduce_reports(reports, self._device), self._config.loss)
 
     @_on_device
     def warm_up(self, plan: ShardPlan, objective: Literal["sft", "grpo"]) -> None:

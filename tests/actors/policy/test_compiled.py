@@ -13,6 +13,7 @@ import ray
 import torch
 
 from actors.data_plane.connect import DataPlaneAddress, connect
+from actors.generation.types import WeightUpdate
 from actors.policy import device as devices
 from actors.policy.executors import CompiledExecutor, PlainExecutor
 from actors.policy.group import PolicyGroup
@@ -77,8 +78,8 @@ class Group(PolicyGroup):
 class Engine:
     """Takes the weights of a refit and forgets them."""
 
-    def update_weights(self, weights: dict[str, torch.Tensor], version: int) -> int:
-        return sum(tensor.nbytes for tensor in weights.values())
+    def update_weights(self, weights: dict[str, torch.Tensor], version: int, mode: str, recompute_kv_cache: bool) -> WeightUpdate:
+        return WeightUpdate(bytes=sum(tensor.nbytes for tensor in weights.values()), pause_s=0.0)
 
 
 @pytest.fixture(scope="module")
