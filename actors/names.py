@@ -4,6 +4,7 @@ from __future__ import annotations
 
 POLICY = "policy"
 COLLECTOR = "collector"
+REPLAY = "replay"
 ENVIRONMENT = "environment"
 
 

@@ -11,6 +11,7 @@ from actors.environments import Environment, build
 from actors.policy.hf import check_model_dir, head_dim
 from actors.policy.scratch import write_scratch_model
 from actors.rollout.prompts import Problems, PromptEncoder
+from actors.rollout.staleness import build as build_sampler
 from configs.base import ConfigError
 from configs.policy import ParallelConfig
 from configs.run import BaseRunConfig, RunConfig
@@ -48,6 +49,8 @@ def check(config: RunConfig, model_path: str) -> None:
     Raises:
         ConfigError: what does not, and what to change.
     """
+    if config.mode == "async":
+        build_sampler(config.asynchronous, config.rollout.prompts_per_step)
     shape = check_model_dir(model_path)
     _check_head_size(shape)
     check_layout(config.policy.parallel, shape)

@@ -23,6 +23,11 @@ class ParallelConfig(StrictModel):
     def world_size(self) -> int:
         return self.data * self.tensor * self.pipeline * self.context
 
+    @property
+    def row_multiple(self) -> int:
+        """What a row's tokens are padded to: each rank's part stays a multiple of 8, which tensor cores want."""
+        return 8 * self.tensor * self.context
+
 
 class OptimizerConfig(StrictModel):
     """AdamW by Megatron's optimizer, with its learning-rate schedule."""
@@ -85,7 +90,7 @@ class PolicyConfig(StrictModel):
     updates_per_step: PositiveInt = Field(1, description="Optimizer steps per rollout; above 1 the batch is split (off-policy).")
     compiled_graph: CompiledGraphConfig = CompiledGraphConfig()
     recompute_logprobs: Literal["auto", "always"] = Field(
-        "auto", description="auto: skip the logprob stage when one on-policy update makes it equal to the training pass."
+        "auto", description="auto: skip the logprob stage when there is one update per rollout: the training pass computes the same."
     )
     fetch: Literal["auto", "independent", "leader_broadcast"] = Field(
         "auto",
@@ -96,7 +101,7 @@ class PolicyConfig(StrictModel):
     def why_no_logprob(self) -> str | None:
         """The reason to skip the logprob stage, or None when it is needed."""
         if self.recompute_logprobs == "auto" and self.updates_per_step == 1:
-            return "one on-policy update per rollout: the training pass computes the same log-probabilities"
+            return "one update per rollout: the training pass computes the same log-probabilities"
         return None
 
     def why_no_ref_logprob(self) -> str | None:

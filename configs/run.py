@@ -11,6 +11,7 @@ from configs.environment import EnvironmentConfig
 from configs.model import ModelConfig
 from configs.policy import PolicyConfig, WarmStartConfig
 from configs.rollout import GenerationConfig, RolloutConfig
+from configs.staleness import AsyncConfig
 
 
 class DataPlaneConfig(StrictModel):
@@ -50,7 +51,10 @@ class RunConfig(BaseRunConfig):
     """Everything that `grpo` needs. `configs.loader.load` builds it from a recipe and overrides."""
 
     flow: Literal["grpo"] = "grpo"
-    mode: Literal["sync"] = "sync"
+    mode: Literal["sync", "async"] = Field(
+        "sync", description="sync: each step generates, then trains; async: generation goes on while training, as `asynchronous` says."
+    )
+    asynchronous: AsyncConfig = AsyncConfig()
     steps: PositiveInt = 50
     environment: EnvironmentConfig = EnvironmentConfig()
     rollout: RolloutConfig = RolloutConfig()
@@ -61,6 +65,29 @@ class RunConfig(BaseRunConfig):
     @property
     def samples_per_step(self) -> int:
         return self.rollout.prompts_per_step * self.rollout.responses_per_prompt
+
+    @model_validator(mode="after")
+    def _async_fits(self) -> Self:
+        if self.mode == "sync":
+            return self
+        if self.policy.loss.importance_sampling == "none":
+            raise ValueError(
+                "mode async trains on responses that older weights have sampled, and policy.loss.importance_sampling is none: "
+                "set it to token or sequence, so that the loss corrects for them"
+            )
+        groups = self.asynchronous.capacity(self.rollout.prompts_per_step)
+        if groups < self.rollout.prompts_per_step:
+            raise ValueError(
+                f"asynchronous.buffer_capacity ({groups} groups) is below rollout.prompts_per_step ({self.rollout.prompts_per_step}): "
+                "a step could never be filled"
+            )
+        samples, space = groups * self.rollout.responses_per_prompt, self.data_plane.capacity_samples
+        if space is not None and space < samples:
+            raise ValueError(
+                f"data_plane.capacity_samples ({space}) is below the replay buffer's {groups} groups x {self.rollout.responses_per_prompt} "
+                f"responses = {samples}: raise it, or lower asynchronous.buffer_capacity"
+            )
+        return self
 
     @model_validator(mode="after")
     def _batch_divides(self) -> Self:

@@ -4,6 +4,8 @@ warm start ─► ┌► rollout ─► logprob ─► ref_logprob ─► advant
               └────────────────────────── step 1 .. N ◄────────────────────────────┘
               validate every few steps
 
+With `mode: async` generation never pauses: one rollout task fills the replay buffer, and each step begins by claiming groups from it.
+
 python -m flows.grpo --recipe arithmetic-cpu steps=20 model.hidden_size=256
 """
 
@@ -29,18 +31,39 @@ def grpo(recipe: str = "arithmetic-cpu", overrides: list[str] | None = None) -> 
         warm_start(run)
         run.begin_grpo()
         run.validate(step=0)
-        for step in range(1, config.steps + 1):
-            with run.step(step) as stage:
-                batch = stage.rollout()
+        if config.mode == "sync":
+            synchronous(run)
+        else:
+            asynchronous(run)
+        run.export()
+    return run.summary()
+
+
+def synchronous(run: GrpoSession) -> None:
+    """Each step generates with the weights that it trains."""
+    for step in range(1, run.steps + 1):
+        with run.step(step) as stage:
+            batch = stage.rollout()
+            batch = stage.logprob(batch)
+            batch = stage.ref_logprob(batch)
+            batch = stage.advantage(batch)
+            stage.train(batch)
+            stage.refit()
+        run.validate_now_and_then(step)
+
+
+def asynchronous(run: GrpoSession) -> None:
+    """Each step trains groups that are at most `max_trajectory_age_steps` old, while the next are being generated."""
+    with run.generating():
+        for step in range(1, run.steps + 1):
+            with run.async_step(step) as stage:
+                batch = stage.claim()
                 batch = stage.logprob(batch)
                 batch = stage.ref_logprob(batch)
                 batch = stage.advantage(batch)
                 stage.train(batch)
                 stage.refit()
-            if step % config.validate_every == 0 or step == config.steps:
-                run.validate(step)
-        run.export()
-    return run.summary()
+            run.validate_now_and_then(step)
 
 
 def warm_start(run: GrpoSession) -> None:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from actors.generation.types import UpdateMode, UpdateOptions
 from actors.preflight import check, prepare_model
-from actors.rollout.collector import Validation
+from actors.rollout.samples import Validation
+from actors.waiting import ActorGoneError, ActorTimeoutError
 from configs.run import RunConfig
-from flows.grpo_step import GrpoStep
+from flows.grpo_step import AsyncGrpoStep, GrpoStep
 from flows.session import Prepared, Session
 from tasks.checkpoint import export_hf
 from tasks.evaluate import validate
+from tasks.generate import generate, stop_generating
 from tasks.launch import RunActors, launch, planned_actors
 from tasks.refit import refit
+from tasks.replay import set_version
 from tasks.reporting.samples import SamplesWriter
 from tasks.train import begin_grpo
 from tasks.warm_start import begin_warm_start, warm_start
+
+_LAST_WORD_S = 30.0  # for the rollout task to see that generation has ended
 
 
 class GrpoSession(Session[RunConfig]):
@@ -26,6 +32,7 @@ class GrpoSession(Session[RunConfig]):
 
     Attributes:
         weight_version: of the weights in the engines.
+        weight_updates: how new weights reach them.
     """
 
     flow = "grpo"
@@ -38,6 +45,11 @@ class GrpoSession(Session[RunConfig]):
         self.weight_version = 0
         self._logprob_errors: list[float] = []
         self._validations: dict[int, Validation] = {}
+        rules = config.asynchronous
+        self.weight_updates = UpdateOptions()
+        if config.mode == "async":
+            mode: UpdateMode = "in_flight" if rules.in_flight_weight_updates else "wait"
+            self.weight_updates = UpdateOptions(mode, rules.recompute_kv_cache_after_weight_updates, recover=True)
 
     @staticmethod
     def prepare(config: RunConfig, scratch: Path) -> Prepared:
@@ -84,16 +96,44 @@ class GrpoSession(Session[RunConfig]):
         self.progress.step(step, values)
         self.progress.note(f"step {step}: validation accuracy {found.accuracy:.3f}, reward {found.reward:.3f}")
 
+    def validate_now_and_then(self, step: int) -> None:
+        """Every `validate_every` steps, and after the last."""
+        if step % self.config.validate_every == 0 or step == self.steps:
+            self.validate(step)
+
     def refit(self) -> None:
         """Weights into the engines, outside a step."""
         with self.time("warm_start"):
-            result = refit(self.namespace, "warm-start", self.actors.engines, self.config.policy.timeout_s)
+            result = refit(self.namespace, "warm-start", self.actors.engines, self.weight_updates, self.config.policy.timeout_s)
         self.weight_version = int(result["weight_version"])
 
     @contextmanager
     def step(self, number: int) -> Iterator[GrpoStep]:
-        """One step."""
-        with self.running(GrpoStep(self, number)) as step:
+        """One synchronous step."""
+        with self._step(GrpoStep(self, number)) as step:
+            yield step
+
+    @contextmanager
+    def async_step(self, number: int) -> Iterator[AsyncGrpoStep]:
+        """One step beside `generating`."""
+        with self._step(AsyncGrpoStep(self, number)) as step:
+            yield step
+
+    @contextmanager
+    def generating(self) -> Iterator[None]:
+        """Generation goes on without pause inside the block; its task run stays open as long."""
+        set_version(self.namespace, self.weight_version)
+        going = generate.submit(self.namespace, self.steps * self.config.rollout.prompts_per_step)
+        try:
+            yield
+        finally:
+            with suppress(ActorGoneError, ActorTimeoutError):  # then the task's own state says so
+                stop_generating(self.namespace)
+            going.wait(timeout=_LAST_WORD_S)
+
+    @contextmanager
+    def _step[S: GrpoStep](self, step: S) -> Iterator[S]:
+        with self.running(step):
             yield step
             step.metrics["weight_version"] = self.weight_version
         self._logprob_errors.append(step.metrics["logprob_error/mean"])

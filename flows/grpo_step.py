@@ -1,4 +1,8 @@
-"""The stages of one GRPO step, each one Prefect task; `train` and `clear` are those of every flow."""
+"""The stages of one GRPO step, each one Prefect task; `train` and `clear` are those of every flow.
+
+GrpoStep       rollout ─► logprob ─► ref_logprob ─► advantage ─► train ─► refit ─► clear
+AsyncGrpoStep  claim   ─► .............................................. ─► trained        beside a rollout task that never pauses
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from flows.step import Step
 from tasks.advantage import advantage
 from tasks.logprob import logprob, ref_logprob
 from tasks.refit import refit
+from tasks.replay import claim, release, set_version, trained
 from tasks.rollout import rollout
 
 if TYPE_CHECKING:
@@ -65,7 +70,43 @@ class GrpoStep(Step):
 
     def refit(self) -> None:
         """The new weights into the engines."""
+        config, run = self._config, self._run
         with self._timed("refit"):
-            result = refit(self._run.namespace, str(self.number), self._run.actors.engines, self._config.policy.timeout_s)
-        self._run.weight_version = int(result["weight_version"])
-        self.metrics["refit_bytes"] = result["bytes"]
+            result = refit(run.namespace, str(self.number), run.actors.engines, run.weight_updates, config.policy.timeout_s)
+        run.weight_version = int(result["weight_version"])
+        self.metrics |= {"refit_bytes": result["bytes"], "refit_pause_s": result["pause_s"]}
+
+
+class AsyncGrpoStep(GrpoStep):
+    """A step whose groups were generated while earlier steps trained."""
+
+    def __init__(self, run: GrpoSession, number: int) -> None:
+        super().__init__(run, number)
+        self._uids: tuple[str, ...] = ()
+        self._trained = False
+
+    def claim(self) -> KVBatchMeta:
+        """Take groups that are young enough, waiting for them."""
+        config = self._config
+        with self._timed("claim"):
+            groups, rules = config.rollout.prompts_per_step, config.asynchronous
+            result = claim(self._run.namespace, self.number, groups, rules, config.rollout.dynamic_sampling)
+        self._uids = result.uids
+        self.metrics |= result.metrics | {"idle/trainer_s": self.metrics["time/claim"]}
+        self._run.samples.write(self.number, "train", result.samples)
+        return result.meta
+
+    def train(self, batch: KVBatchMeta) -> None:
+        """As of every flow; these groups are never trained on again."""
+        super().train(batch)
+        self._trained = True
+
+    def refit(self) -> None:
+        """The new weights into the engines, beside what they generate; the next step trains them."""
+        super().refit()
+        set_version(self._run.namespace, self._run.weight_version)
+
+    def clear(self) -> None:
+        """The groups' rows leave the data plane, or the groups go back when they were not trained on."""
+        if self._uids:
+            (trained if self._trained else release)(self._run.namespace, self._uids)

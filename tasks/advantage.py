@@ -30,13 +30,11 @@ def advantage(
     """Write `advantages`. With `keep_multiple_of`, groups without a gradient are left out (dynamic sampling)."""
     groups = by_group(meta)
     values = [0.0] * len(meta)
-    dead = []
     for rows in groups:
         advantages = group_advantages([meta.tags[row]["reward"] for row in rows], normalize=normalize)
         for row, value in zip(rows, advantages, strict=True):
             values[row] = float(value)
-        if not any(values[row] for row in rows):
-            dead.append(rows)
+    dead = zero_variance(meta)
     meta = connect(address, timeout_s=timeout_s).put(meta, {"advantages": [torch.tensor(value) for value in values]})
     metrics = group_metrics(meta) | {"groups/zero_variance": len(dead) / len(groups)}
     kept = meta if keep_multiple_of is None else drop_dead_groups(meta, dead, keep_multiple_of)
@@ -49,6 +47,11 @@ def by_group(meta: KVBatchMeta) -> list[list[int]]:
     for row, tag in enumerate(meta.tags):
         groups[tag["prompt_uid"], tag["weight_version"]].append(row)
     return list(groups.values())
+
+
+def zero_variance(meta: KVBatchMeta) -> list[list[int]]:
+    """Row numbers of the groups whose rewards are all equal, so that every advantage is 0."""
+    return [rows for rows in by_group(meta) if len({float(meta.tags[row]["reward"]) for row in rows}) == 1]
 
 
 def drop_dead_groups(meta: KVBatchMeta, dead: list[list[int]], multiple_of: int) -> KVBatchMeta:

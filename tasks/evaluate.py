@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import task
 
 from actors import names
-from actors.rollout.collector import Validation
+from actors.rollout.samples import Validation
 from tasks.call import STAGE, call
 
 

@@ -1,6 +1,7 @@
 """Starts a run's actors, all at once, and ends them.
 
     grpo   driver (flow process) ── owns ──► data plane, engines, environment, collector, policy group ── owns ──► policy workers
+                                             and the replay buffer, when `mode` is async
     sft    driver (flow process) ── owns ──► data plane, collector, policy group ── owns ──► policy workers
 
 Ray ends what a driver owns when the driver ends, however it ends: return, failure, cancellation or SIGKILL.
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
@@ -18,7 +20,7 @@ from prefect import task
 
 from actors import names
 from actors.data_plane import transfer_queue as queue
-from actors.data_plane.connect import DataPlaneAddress
+from actors.data_plane.connect import DataPlaneAddress, connect
 from actors.environments.actor import EnvironmentActor
 from actors.generation.engine import engine_actor_class
 from actors.policy.group import PolicyGroup
@@ -26,8 +28,9 @@ from actors.preflight import longest_sample
 from actors.preflight_sft import SupervisedData
 from actors.rollout.collector import Collector
 from actors.rollout.prompts import end_token_ids
+from actors.rollout.replay_actor import replay_actor_class
 from actors.rollout.supervised import SupervisedCollector
-from actors.waiting import wait_all
+from actors.waiting import find, wait_all
 from configs import settings
 from configs.policy import PolicyConfig
 from configs.run import BaseRunConfig, RunConfig
@@ -52,6 +55,7 @@ def planned_actors(config: RunConfig) -> list[tuple[str, str]]:
         _planned_data_plane(config),
         *((name, engine) for name in names.engines(config.generation.num_engines)),
         (names.ENVIRONMENT, f"rewards: {config.environment.kind}"),
+        *_planned_replay(config),
         (names.COLLECTOR, f"{config.rollout.prompts_per_step} prompts x {config.rollout.responses_per_prompt} responses a step"),
         *_planned_policy(config.policy),
     ]
@@ -70,6 +74,14 @@ def planned_sft_actors(config: SftConfig) -> list[tuple[str, str]]:
 
 def _planned_data_plane(config: BaseRunConfig) -> tuple[str, str]:
     return "data plane", f"TransferQueue: a controller and {config.data_plane.num_storage_units} storage unit(s)"
+
+
+def _planned_replay(config: RunConfig) -> list[tuple[str, str]]:
+    if config.mode == "sync":
+        return []
+    rules = config.asynchronous
+    groups = rules.capacity(config.rollout.prompts_per_step)
+    return [(names.REPLAY, f"{groups} groups at most, {rules.sampler}, at most {rules.max_trajectory_age_steps} steps old when trained")]
 
 
 def _planned_policy(policy: PolicyConfig) -> list[tuple[str, str]]:
@@ -101,8 +113,10 @@ def launch(config: RunConfig, model_path: str, namespace: str) -> RunActors:
         engines = _start_engines(start.handles, config, model_path, namespace)
         start.actor(names.ENVIRONMENT, EnvironmentActor, config.environment, config.seed)
         address = start.data_plane()
-        start.policy(model_path, config.rollout.temperature, longest_sample(config, model_path))
-        start.actor(names.COLLECTOR, Collector, config, model_path, namespace, engines, names.ENVIRONMENT, address)
+        start.policy(model_path, config.rollout.temperature, longest_sample(config, model_path), _processes(config))
+        if config.mode == "async":
+            start.replay(config, address)
+        start.actor(names.COLLECTOR, Collector, config, model_path, namespace, engines, names.ENVIRONMENT, address, threads=4)
     return RunActors(namespace, address, engines, start.ready)
 
 
@@ -115,7 +129,7 @@ def launch_sft(config: SftConfig, model_path: str, namespace: str, data: Supervi
     """
     with _starting(namespace, config, config.policy.timeout_s) as start:
         address = start.data_plane()
-        start.policy(model_path, 1.0, data.longest)
+        start.policy(model_path, 1.0, data.longest, config.policy.parallel.world_size)
         start.actor(names.COLLECTOR, SupervisedCollector, config, model_path, address, data.allowed)
     return RunActors(namespace, address, [], start.ready)
 
@@ -129,19 +143,30 @@ class _Starting:
         self.address: DataPlaneAddress | None = None
         self.ready: dict[str, str] = {}
 
-    def actor(self, name: str, cls: Callable[..., Any], *arguments: Any) -> None:
-        self.handles[name] = ray.remote(cls).options(name=name, namespace=self._namespace, num_cpus=0).remote(*arguments)
+    def actor(self, name: str, cls: Callable[..., Any], *arguments: Any, threads: int = 1) -> None:
+        options = {"name": name, "namespace": self._namespace, "num_cpus": 0, "max_concurrency": threads}
+        self.handles[name] = ray.remote(cls).options(**options).remote(*arguments)
+
+    def replay(self, config: RunConfig, address: DataPlaneAddress) -> None:
+        self.handles[names.REPLAY] = (
+            replay_actor_class()
+            .options(name=names.REPLAY, namespace=self._namespace, num_cpus=0)
+            .remote(
+                config.asynchronous, config.rollout.prompts_per_step, 0, "train",
+                partial(connect, address, timeout_s=config.data_plane.timeout_s), partial(find, names.COLLECTOR, self._namespace),
+            )
+        )  # fmt: skip
 
     def data_plane(self) -> DataPlaneAddress:
         self.address = queue.start(self._namespace, self._config.data_plane)
         return self.address
 
-    def policy(self, model_path: str, temperature: float, longest: int) -> None:
+    def policy(self, model_path: str, temperature: float, longest: int, processes: int) -> None:
         config = self._config
         self.actor(
             names.POLICY, PolicyGroup,
             config.policy, model_path, self._namespace, self.address, config.data_plane.timeout_s, config.seed, temperature,
-            _computing(config.policy.parallel.world_size), longest,
+            _computing(processes), longest,
         )  # fmt: skip
 
 
@@ -173,12 +198,18 @@ def stop(namespace: str, address: DataPlaneAddress | None = None) -> None:
 def _start_engines(handles: dict[str, Any], config: RunConfig, model_path: str, namespace: str) -> list[str]:
     engine, ends = engine_actor_class(), end_token_ids(model_path)
     found = names.engines(config.generation.num_engines)
-    options = _computing(len(found))
+    options = _computing(_processes(config, engines=True))
     for index, name in enumerate(found):
         handles[name] = engine.options(name=name, namespace=namespace, **options).remote(
             config.generation, model_path, config.seed + index, ends
         )
     return found
+
+
+def _processes(config: RunConfig, engines: bool = False) -> int:
+    """Actors that compute at the same time as an engine or a policy worker, itself included."""
+    counts = {True: config.generation.num_engines, False: config.policy.parallel.world_size}
+    return sum(counts.values()) if config.mode == "async" else counts[engines]
 
 
 def _computing(processes: int) -> dict[str, Any]:

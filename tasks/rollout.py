@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import task
 
 from actors import names
-from actors.rollout.collector import Rollout
+from actors.rollout.samples import Rollout
 from tasks.call import STAGE, call
 
 

@@ -2,9 +2,11 @@
 
 generate(requests) ── Router ──► engine-0 ◄── part 0        a batch: results in order;
                            └───► engine-1 ◄── part 1        first failure: EngineDiedError("engine-1 ...")
-submit(requests) ── Outstanding, Router ──► engines         without end: results as they come;
-collect(timeout_s) ◄── one waiting call per engine          a dead engine's requests start again at living ones
+submit(requests) ── Outstanding, Router ──► engines         without end: results as they come
+collect(timeout_s) ◄── one waiting call per engine
 update_weights(ref, version) ──► every living engine at once
+
+With `recover` all of them go on without an engine that dies, as long as one lives: its requests start again at the others.
 """
 
 from __future__ import annotations
@@ -39,13 +41,14 @@ _Ids = Mapping[str, tuple[str, ...]]  # request ids by engine
 class EnginePool:
     """A client of named engine actors; it owns none of them. Two pools never see each other's results. Call from one thread."""
 
-    def __init__(self, namespace: str, engines: Sequence[str], *, timeout_s: float) -> None:
+    def __init__(self, namespace: str, engines: Sequence[str], *, timeout_s: float, recover: bool = False) -> None:
         """
         Args:
             engines: names of actors in the Ray namespace; looked up when first used.
             timeout_s: longest wait for one call; an engine that is silent for longer counts as dead.
+            recover: go on with the engines that are left, when one dies; otherwise the first death is an error.
         """
-        self._namespace, self._timeout_s = namespace, timeout_s
+        self._namespace, self._timeout_s, self._recover = namespace, timeout_s, recover
         self._router = Router(engines)
         self._handles: dict[str, Any] = {}
         self._client = uuid.uuid4().hex
@@ -57,9 +60,17 @@ class EnginePool:
         """One result per request, in order.
 
         Raises:
-            EngineDiedError: an engine is dead, silent beyond `timeout_s`, or failed. RequestError: as the engine raised it.
-            NoEngineError: none is left.
+            EngineDiedError: an engine is dead, silent beyond `timeout_s`, or failed (with `recover`: the last one).
+            RequestError: as the engine raised it. NoEngineError: none is left.
         """
+        while True:
+            try:
+                return self._generate(requests)
+            except EngineDiedError:
+                if not (self._recover and self._router.alive):
+                    raise
+
+    def _generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
         costs = [cost(request) for request in requests]
         parts: dict[str, list[int]] = {}
         for row, name in enumerate(self._router.assign(costs)):
@@ -78,20 +89,21 @@ class EnginePool:
         """Let the requests join those that run, each at the engine with the least load. All or none.
 
         Raises:
-            RequestError: as the engine raised it, or an id is out already. NoEngineError: none is left. EngineDiedError: as `collect`.
+            RequestError: as the engine raised it, or an id is out already. EngineDiedError, NoEngineError: as `collect`.
         """
         self._send(self._outstanding.assign(requests))
         self._reissue()
 
     def collect(self, timeout_s: float) -> list[GenerationResult]:
-        """Finished results of any engine, each once. Requests of an engine that is found dead start again at another.
+        """Finished results of any engine, each once.
 
         Returns:
             As soon as there is one; none at the deadline, or at once if nothing is out.
 
         Raises:
-            EngineDiedError: its `request_ids` are given up, since `MOST_ENGINES` engines have died under them. NoEngineError: none is
-                left; all `request_ids` are given up. Either way what has finished comes with the next call.
+            EngineDiedError: its `request_ids` are given up; with `recover`, since `MOST_ENGINES` engines have died under them.
+            NoEngineError: with `recover`: none is left; all `request_ids` are given up.
+            After each of them, what has finished comes with the next call.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -118,15 +130,25 @@ class EnginePool:
         """Give all living engines the weights behind an ObjectRef (`Engine.update_weights`). What it took, by engine.
 
         Raises:
-            EngineDiedError. WeightMismatchError: the weights fit none of the engines, and all keep what they had.
-            GenerationTimeoutError: mode "wait", and an engine's requests did not end in time.
+            EngineDiedError, NoEngineError: as `generate`. WeightMismatchError: the weights fit none of the engines, and all keep what
+            they had. GenerationTimeoutError: mode "wait", and an engine's requests did not end in time.
         """
-        refs = {name: self._handle(name).update_weights.remote(weights, version, mode, recompute_kv_cache) for name in self._router.alive}
-        return self._wait(refs, f"refit to weight version {version}", self._timeout_s + _GRACE_S)
-
-    def refit(self, weights: Any, version: int, mode: UpdateMode = "wait", recompute_kv_cache: bool = True) -> dict[str, int]:
-        """`update_weights`, of which only the bytes that each engine took over."""
-        return {name: update.bytes for name, update in self.update_weights(weights, version, mode, recompute_kv_cache).items()}
+        what, timeout_s = f"refit to weight version {version}", self._timeout_s + _GRACE_S
+        refs = {}
+        for name in self._router.alive:
+            try:
+                refs[name] = self._handle(name).update_weights.remote(weights, version, mode, recompute_kv_cache)
+            except EngineDiedError:
+                if not (self._recover and self._router.alive):
+                    raise
+        if not self._recover:
+            return self._wait(refs, what, timeout_s)
+        taken, refused = self._answers(refs, what)
+        if refused:
+            raise next(iter(refused.values()))
+        if not taken:
+            raise self._router.none_alive(())
+        return taken
 
     def health(self, timeout_s: float = 10.0) -> dict[str, EngineHealth]:
         """What each living engine says of itself.
@@ -135,6 +157,11 @@ class EnginePool:
             EngineDiedError: one is dead, or did not answer within `timeout_s`.
         """
         return self._wait({name: self._handle(name).health.remote() for name in self._router.alive}, "health", timeout_s)
+
+    @property
+    def alive(self) -> list[str]:
+        """Engines not found dead so far."""
+        return list(self._router.alive)
 
     @property
     def dead(self) -> dict[str, str]:
@@ -167,7 +194,11 @@ class EnginePool:
         return answers, refused
 
     def _reissue(self) -> None:
-        while self._router.dead and self._outstanding.engines() & set(self._router.dead):
+        while lost_engines := sorted(self._outstanding.engines() & set(self._router.dead)):
+            if not self._recover:
+                name, ids = lost_engines[0], self._outstanding.at(lost_engines[0])
+                self._outstanding.withdraw(ids)
+                raise EngineDiedError(name, self._router.dead[name], ids)
             parts, given_up = self._outstanding.reassign()
             self._send(parts)
             if not given_up:

@@ -74,6 +74,20 @@ class GenerationResult:
 
 
 @dataclass(frozen=True)
+class UpdateOptions:
+    """How new weights reach engines that may be generating.
+
+    Attributes:
+        mode, recompute_kv_cache: as of `Engine.update_weights`.
+        recover: go on without an engine that is dead, as long as one lives.
+    """
+
+    mode: UpdateMode = "wait"
+    recompute_kv_cache: bool = True
+    recover: bool = False
+
+
+@dataclass(frozen=True)
 class WeightUpdate:
     """What an update of the weights took.
 

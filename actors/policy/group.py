@@ -23,6 +23,7 @@ from actors.data_plane.meta import KVBatchMeta
 from actors.data_plane.metrics import OperationUsage, merge
 from actors.data_plane.sharding import plan_batch
 from actors.generation.pool import EnginePool
+from actors.generation.types import UpdateOptions
 from actors.policy.executors import Request, build_executor
 from actors.policy.flops import training_flops
 from actors.policy.warm_up import warm_up
@@ -60,6 +61,7 @@ class PolicyGroup:
         self._config, self._namespace, self._address = config, namespace, address
         self._version, self._model_path, self._timeout_s, self._longest = 0, model_path, timeout_s, longest
         self._lock = threading.RLock()
+        self._engines: EnginePool | None = None  # known at the first refit
         init_method = f"tcp://127.0.0.1:{_free_port()}"
         remote = ray.remote(PolicyWorkerActor)
         self._workers = [
@@ -146,13 +148,15 @@ class PolicyGroup:
         return merge(self._on_all("data_plane_usage"))
 
     @_one_at_a_time
-    def refit(self, engines: list[str]) -> dict[str, float]:
-        """Give the current weights to the engines. Returns the weight version, seconds and bytes.
+    def refit(self, engines: list[str], options: UpdateOptions) -> dict[str, float]:
+        """Give the current weights to the engines. Returns the weight version, seconds, bytes, and how long running requests stood still.
 
         Raises:
-            ActorGoneError, ActorTimeoutError: a worker or an engine is lost; the message names it.
+            ActorGoneError, ActorTimeoutError: a worker or an engine is lost; the message names it. NoEngineError: none is left.
         """
         started = time.monotonic()
+        if self._engines is None:
+            self._engines = EnginePool(self._namespace, engines, timeout_s=self._config.timeout_s, recover=options.recover)
         refs = {f"policy-worker-{rank}": worker.export_weights.remote() for rank, worker in enumerate(self._workers)}
         # Only readiness is awaited: the tensors stay in the object store, and each engine maps them there.
         ray.wait(list(refs.values()), num_returns=len(refs), timeout=self._config.timeout_s)
@@ -160,12 +164,13 @@ class PolicyGroup:
         others = {name: ref for name, ref in refs.items() if name != "policy-worker-0"}
         wait_all(others, what="refit: export", timeout_s=self._config.timeout_s)
         exported = time.monotonic()
-        taken = EnginePool(self._namespace, engines, timeout_s=self._config.timeout_s).refit(weights, self._version)
+        taken = self._engines.update_weights(weights, self._version, options.mode, options.recompute_kv_cache)
         return {
             "weight_version": self._version,
             "refit_s": time.monotonic() - started,
             "export_s": exported - started,
-            "bytes": float(max(taken.values())),
+            "bytes": float(max(update.bytes for update in taken.values())),
+            "pause_s": max(update.pause_s for update in taken.values()),
         }
 
     @_one_at_a_time
@@ -175,7 +180,7 @@ class PolicyGroup:
 
     def _over_replicas(self, method: str, meta: KVBatchMeta, *arguments: Any) -> dict[str, float]:
         parallel = self._config.parallel
-        plan = plan_batch(meta, self._config.batching, data_parallel=parallel.data, align=8 * parallel.tensor * parallel.context)
+        plan = plan_batch(meta, self._config.batching, data_parallel=parallel.data, align=parallel.row_multiple)
         results: list[list[Any]] = self._executor.run([Request(method, (shard, *arguments)) for shard in plan.shards])
         return results[0][0]  # metrics are equal on all ranks
 

@@ -3,19 +3,20 @@
 input_ids            [prompt ........ response ... eos]   int64
 token_mask           [0 ............. 1 .......... 1  ]   bool: tokens that the loss counts
 generation_logprobs  [0 ............. l .......... l  ]   float32: entry t belongs to input_ids[t]
+weight_versions      [-1 ............ v .......... v  ]   int32: of the weights that sampled input_ids[t]
 sample_mask          1.0                                  float32 scalar
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from actors.data_plane.meta import KVBatchMeta, mint_key
+from actors.generation.types import GenerationResult
 
-ROLLOUT_FIELDS = ("input_ids", "token_mask", "sample_mask", "generation_logprobs")
+ROLLOUT_FIELDS = ("input_ids", "token_mask", "sample_mask", "generation_logprobs", "weight_versions")
 SUPERVISED_FIELDS = ("input_ids", "token_mask", "sample_mask")
 TRAIN_FIELDS = (*ROLLOUT_FIELDS, "policy_logprobs", "reference_logprobs", "advantages")
 
@@ -28,7 +29,8 @@ def token_columns(
     Raises:
         ValueError: a response with no token, or with another number of log-probabilities than tokens.
     """
-    columns: dict[str, list[torch.Tensor]] = {name: [] for name in (ROLLOUT_FIELDS if logprobs is not None else SUPERVISED_FIELDS)}
+    names = SUPERVISED_FIELDS if logprobs is None else (*SUPERVISED_FIELDS, "generation_logprobs")
+    columns: dict[str, list[torch.Tensor]] = {name: [] for name in names}
     for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
         if not response:
             raise ValueError(f"row {row}: a response without tokens cannot be trained on")
@@ -47,14 +49,41 @@ def token_columns(
     return columns
 
 
-def group_meta(
-    partition_id: str, task_name: str, weight_version: int, prompt_uid: str, lengths: Sequence[int], tags: Sequence[dict[str, Any]]
-) -> KVBatchMeta:
-    """Keys and tags of one prompt's responses; the uid and the version ride in the tags, so that nobody parses a key."""
-    return KVBatchMeta(
+def group_rows(
+    partition_id: str, weight_version: int, uid: str, prompt: Sequence[int], results: Sequence[GenerationResult], rewards: Sequence[float]
+) -> tuple[KVBatchMeta, dict[str, list[torch.Tensor]]]:
+    """Keys, tags and columns of one prompt's responses; the uid and the version ride in the tags, so that nobody parses a key.
+
+    Args:
+        weight_version: that the keys are minted with. It names the group, together with the uid.
+
+    Returns:
+        The meta, whose tags are prompt_uid, weight_version, start_version and end_version (that sampled the first and the last token),
+        weight_versions (how many sampled it), reward, response_length and truncated; and `ROLLOUT_FIELDS`.
+
+    Raises:
+        ValueError: as `token_columns`.
+    """
+    tags = [
+        {
+            "prompt_uid": uid,
+            "weight_version": weight_version,
+            "start_version": result.weight_version_start,
+            "end_version": result.weight_version_end,
+            "weight_versions": len(result.weight_segments),
+            "reward": reward,
+            "response_length": len(result.token_ids),
+            "truncated": result.finish_reason == "length",
+        }
+        for result, reward in zip(results, rewards, strict=True)
+    ]
+    meta = KVBatchMeta(
         partition_id=partition_id,
-        task_name=task_name,
-        keys=tuple(mint_key(weight_version, prompt_uid, index) for index in range(len(lengths))),
-        sequence_lengths=tuple(lengths),
-        tags=tuple({"prompt_uid": prompt_uid, "weight_version": weight_version, **tag} for tag in tags),
+        task_name="rollout",
+        keys=tuple(mint_key(weight_version, uid, row) for row in range(len(results))),
+        sequence_lengths=tuple(len(prompt) + len(result.token_ids) for result in results),
+        tags=tuple(tags),
     )
+    columns = token_columns([prompt] * len(results), [r.token_ids for r in results], [r.logprobs for r in results])
+    versions = [torch.tensor([-1] * len(prompt) + result.weight_versions, dtype=torch.int32) for result in results]
+    return meta, columns | {"weight_versions": versions}

@@ -3,129 +3,153 @@
 PromptStream ──prompts──► EnginePool ──responses──► EnvironmentActor ──rewards──┐
                                                                                 ▼
 flow ◄── meta: keys, lengths, tags ──────────────────────── DataPlane.put(columns)
+
+`rollout` answers one step's prompts and returns; between `begin_generating` and `stop_generating` a thread goes on without pause,
+and the groups go through the replay buffer (`continuous`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import ray
-from pydantic import BaseModel, ConfigDict
 
+from actors import names
 from actors.data_plane.connect import DataPlaneAddress, connect
-from actors.data_plane.meta import KVBatchMeta
+from actors.data_plane.meta import KVBatchMeta, mint_key
 from actors.data_plane.metrics import OperationUsage
 from actors.environments import Problem, build
 from actors.generation.pool import EnginePool
-from actors.generation.types import GenerationRequest, GenerationResult
+from actors.generation.types import GenerationTimeoutError
 from actors.policy.hf import check_model_dir
-from actors.rollout.assemble import TRAIN_FIELDS, group_meta, token_columns
+from actors.rollout.assemble import TRAIN_FIELDS
+from actors.rollout.continuous import Continuous
+from actors.rollout.in_flight import InFlight, PromptGroup
 from actors.rollout.prompts import PromptEncoder, PromptStream
+from actors.rollout.replay import Reservation
+from actors.rollout.requests import Requests
+from actors.rollout.samples import Progress, Rollout, Sample, StepReport, Validation
+from actors.rollout.scoring import Scoring, Written, shown
 from actors.rollout.supervised import SampleReader, SampleStream, SupervisedBatches
+from actors.waiting import find, wait
 from configs.run import RunConfig
 
-
-class Sample(BaseModel):
-    """One response as a person reads it."""
-
-    model_config = ConfigDict(frozen=True)
-
-    prompt: str
-    response: str
-    answer: str
-    reward: float
-    weight_version: int
-
-
-class Rollout(BaseModel):
-    """What the rollout stage returns: metadata, a few readable samples, and seconds."""
-
-    model_config = ConfigDict(frozen=True)
-
-    meta: KVBatchMeta
-    samples: tuple[Sample, ...]
-    metrics: dict[str, float]
-
-
-class Validation(BaseModel):
-    """Greedy answers to the held-out problems."""
-
-    model_config = ConfigDict(frozen=True)
-
-    reward: float
-    accuracy: float
-    samples: tuple[Sample, ...]
+_POLL_S = 0.2  # for responses while others are being scored, and the other way round
 
 
 class Collector:
-    """Wrapped by `ray.remote` where the run starts its actors."""
+    """Wrapped by `ray.remote` where the run starts its actors. `progress`, `report` and `stop_generating` may overlap the other calls."""
 
     def __init__(
         self, config: RunConfig, model_path: str, namespace: str, engines: Sequence[str], environment: str, address: DataPlaneAddress
     ) -> None:
-        self._config = config
+        self._config, self._namespace, self._engines = config, namespace, engines
         self._encoder = PromptEncoder(model_path, config.environment.system_prompt)
         self._environment = build(config.environment, config.seed)
         self._scorer = ray.get_actor(environment, namespace=namespace)
         self._stream = PromptStream(self._environment, config.seed)
+        self._requests = Requests(config.rollout, config.seed)
         self._plane = connect(address, timeout_s=config.data_plane.timeout_s)
-        self._pool = EnginePool(namespace, engines, timeout_s=config.generation.timeout_s)
+        self._pool = self._new_pool()
         self._partition = "train"
         self._plane.register_partition(self._partition, fields=TRAIN_FIELDS, capacity=config.data_plane.capacity_samples)
         # One stream: the first rollout draws the prompts that follow those of the warm start.
         reader = SampleReader(self._encoder, int(check_model_dir(model_path).max_position_embeddings), "error")
         self._warm_start, self._examples = SupervisedBatches(self._plane, "warm_start"), SampleStream(self._stream, reader)
+        self._continuous: Continuous | None = None
 
     def ready(self) -> str:
         """A line for the log, once the actor can work."""
         return f"{self._environment.size('train')} prompts an epoch"
 
     def rollout(self, step: int, weight_version: int) -> Rollout:
-        """Answer the next `prompts_per_step` prompts `responses_per_prompt` times each, and store the samples.
+        """Answer the next `prompts_per_step` prompts `responses_per_prompt` times each. Groups are scored and stored as they finish.
 
         Raises:
-            EngineDiedError: an engine is gone or silent. RayActorError: the environment is.
+            EngineDiedError: an engine is gone or silent. ActorGoneError, ActorTimeoutError: the environment is.
         """
         started = time.monotonic()
-        rollout, group = self._config.rollout, self._config.rollout.responses_per_prompt
-        drawn = self._stream.draw(rollout.prompts_per_step)
-        prompts = [self._encoder.prompt(problem) for _, problem in drawn]
-        requests = [
-            self._request(f"{uid}/{index}", prompt, rollout.temperature, rollout.top_p)
-            for (uid, _), prompt in zip(drawn, prompts, strict=True)
-            for index in range(group)
-        ]
-        results = self._pool.generate(requests)
-        generated = time.monotonic()
-        problems = [problem for _, problem in drawn for _ in range(group)]
-        texts, rewards = self._score(problems, results)
-        meta = self._store([uid for uid, _ in drawn], prompts, results, rewards, weight_version)
-        shown = range(0, min(len(requests), self._config.logged_samples * group), group)
-        tokens = sum(len(result.token_ids) for result in results)
+        groups = [self._group(weight_version) for _ in range(self._config.rollout.prompts_per_step)]
+        scoring, flying = self._new_scoring(), InFlight()
+        for group in groups:
+            flying.add(group)
+        self._pool.submit([request for group in groups for request in self._requests.sampled(group)])
+        written: dict[str, Written] = {}
+        generated, deadline = started, started + self._config.generation.timeout_s
+        while flying:
+            for result in self._pool.collect(_POLL_S):
+                if (complete := flying.finish(result)) is not None:
+                    scoring.begin(complete)
+            generated = time.monotonic()
+            if generated > deadline:
+                self._pool.abort([lost for uid in flying.uids() for lost in flying.remove(uid)])
+                raise GenerationTimeoutError(f"rollout {step}: not complete after {self._config.generation.timeout_s:.0f} s")
+            written |= {done.group.uid: done for done in scoring.written(0.0)}
+        while scoring:
+            written |= {done.group.uid: done for done in scoring.written(_POLL_S)}
+        in_order = [written[group.uid] for group in groups]
         return Rollout(
-            meta=meta,
-            samples=tuple(_sample(problems[row], texts[row], rewards[row], weight_version) for row in shown),
-            metrics={"generated_tokens": tokens, "generate_s": generated - started, "score_and_store_s": time.monotonic() - generated},
+            meta=KVBatchMeta.concat([done.meta for done in in_order]),
+            samples=tuple(shown(done) for done in in_order[: self._config.logged_samples]),
+            metrics={
+                "generated_tokens": sum(tag["response_length"] for done in in_order for tag in done.meta.tags),
+                "generate_s": generated - started,
+                "score_and_store_s": time.monotonic() - generated,
+            },
         )
 
     def validate(self, weight_version: int) -> Validation:
         """Answer every validation problem once; reward and accuracy are means over all of them."""
-        rollout = self._config.rollout
         problems = [self._environment.problem("validation", i) for i in range(self._environment.size("validation"))]
-        requests = [self._request(p.uid, self._encoder.prompt(p), rollout.validation_temperature, 1.0) for p in problems]
-        texts, rewards = self._score(problems, self._pool.generate(requests))
+        results = self._pool.generate([self._requests.greedy(p.uid, self._encoder.prompt(p)) for p in problems])
+        texts = [self._encoder.text(result.token_ids) for result in results]
+        scores = self._scorer.score.remote(problems, texts)
+        rewards: list[float] = wait(scores, who=names.ENVIRONMENT, what="score", timeout_s=self._config.generation.timeout_s)
         correct = sum(self._environment.correct(reward) for reward in rewards)
         return Validation(
             reward=sum(rewards) / len(rewards),
             accuracy=correct / len(rewards),
             samples=tuple(
-                _sample(problem, text, reward, weight_version)
+                Sample.of(problem, text, reward, weight_version)
                 for problem, text, reward in list(zip(problems, texts, rewards, strict=True))[: self._config.logged_samples]
             ),
         )
+
+    # ---- generation without pause ----
+
+    def begin_generating(self) -> None:
+        """Start to generate, for the replay buffer; goes on after this call.
+
+        Raises:
+            RuntimeError: it has begun already. ActorGoneError: there is no replay buffer.
+        """
+        if self._continuous is not None:
+            raise RuntimeError("generation has begun already")
+        self._continuous = Continuous(
+            draw=self._draw,
+            requests=self._requests.sampled,
+            rows=self._config.rollout.responses_per_prompt,
+            pool=self._new_pool(),  # a pool belongs to one thread
+            scoring=self._new_scoring(),
+            replay=find(names.REPLAY, self._namespace),
+            shown=self._config.logged_samples,
+        )
+
+    def progress(self, wait_s: float) -> Progress:
+        """`Continuous.progress`."""
+        return self._generating().progress(wait_s)
+
+    def report(self) -> StepReport:
+        """`Continuous.report`."""
+        return self._generating().report()
+
+    def stop_generating(self) -> None:
+        """`Continuous.stop`; nothing when it never began."""
+        if self._continuous is not None:
+            self._continuous.stop()
+
+    # ---- the rest ----
 
     def supervised(self, step: int) -> KVBatchMeta:
         """The next warm-start batch: prompts of the training stream with the environment's own answers."""
@@ -139,45 +163,23 @@ class Collector:
         """`DataPlane.metrics` of this actor's client and of the given ones."""
         return self._plane.metrics([others])
 
-    def _request(self, request_id: str, prompt: list[int], temperature: float, top_p: float) -> GenerationRequest:
-        digest = hashlib.sha256(f"{self._config.seed}/{request_id}".encode()).digest()
-        return GenerationRequest(
-            request_id=request_id,
-            prompt_token_ids=prompt,
-            max_new_tokens=self._config.rollout.max_new_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            seed=int.from_bytes(digest[:4], "big"),
-        )
+    def _generating(self) -> Continuous:
+        if self._continuous is None:
+            raise RuntimeError("generation has not begun")
+        return self._continuous
 
-    def _score(self, problems: Sequence[Problem], results: Sequence[GenerationResult]) -> tuple[list[str], list[float]]:
-        texts = [self._encoder.text(result.token_ids) for result in results]
-        rewards: list[float] = ray.get(self._scorer.score.remote(list(problems), texts), timeout=self._config.generation.timeout_s)
-        return texts, rewards
+    def _new_pool(self) -> EnginePool:
+        recover = self._config.mode == "async"  # the replay buffer goes on with the engines that are left
+        return EnginePool(self._namespace, self._engines, timeout_s=self._config.generation.timeout_s, recover=recover)
 
-    def _store(
-        self,
-        uids: Sequence[str],
-        prompts: Sequence[list[int]],
-        results: Sequence[GenerationResult],
-        rewards: Sequence[float],
-        weight_version: int,
-    ) -> KVBatchMeta:
-        """Write the responses of all prompts in one put: they were all finished together."""
-        group = len(results) // len(uids)
-        tags: list[dict[str, Any]] = [
-            {"reward": reward, "response_length": len(result.token_ids), "truncated": result.finish_reason == "length"}
-            for result, reward in zip(results, rewards, strict=True)
-        ]
-        repeated = [prompt for prompt in prompts for _ in range(group)]
-        lengths = [len(prompt) + len(result.token_ids) for prompt, result in zip(repeated, results, strict=True)]
-        metas = []
-        for number, uid in enumerate(uids):
-            rows = slice(number * group, (number + 1) * group)
-            metas.append(group_meta(self._partition, "rollout", weight_version, uid, lengths[rows], tags[rows]))
-        columns = token_columns(repeated, [r.token_ids for r in results], [r.logprobs for r in results])
-        return self._plane.put(KVBatchMeta.concat(metas), columns)
+    def _new_scoring(self) -> Scoring:
+        return Scoring(self._scorer, self._encoder, self._plane, self._partition, self._config.generation.timeout_s)
 
+    def _draw(self) -> tuple[str, Problem, list[int]]:
+        ((uid, problem),) = self._stream.draw(1)
+        return uid, problem, self._encoder.prompt(problem)
 
-def _sample(problem: Problem, text: str, reward: float, weight_version: int) -> Sample:
-    return Sample(prompt=problem.question, response=text, answer=problem.answer, reward=reward, weight_version=weight_version)
+    def _group(self, weight_version: int) -> PromptGroup:
+        uid, problem, prompt = self._draw()
+        keys = tuple(mint_key(weight_version, uid, row) for row in range(self._config.rollout.responses_per_prompt))
+        return PromptGroup(problem, prompt, Reservation(uid, keys, weight_version, None))

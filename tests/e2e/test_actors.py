@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from actors import names
 from actors.data_plane.connect import connect
 from actors.data_plane.meta import KVBatchMeta
-from actors.generation.types import GenerationRequest
+from actors.generation.types import GenerationRequest, UpdateOptions
 from actors.preflight import check, prepare_model
-from actors.rollout.collector import Rollout
+from actors.rollout.samples import Rollout
 from actors.waiting import ActorGoneError
 from configs.loader import load
 from configs.run import RunConfig
@@ -93,7 +93,7 @@ def test_both_engines_agree_after_every_refit(running: Running, tmp_path: Path) 
         for mask, generated, trained in zip(*columns.values(), strict=True):
             assert (generated - trained)[mask].abs().max() < 1e-3
         supervise(running, number)
-        refit = running.call(names.POLICY, "refit", running.actors.engines)
+        refit = running.call(names.POLICY, "refit", running.actors.engines, UpdateOptions())
         assert refit["weight_version"] == number
         running.call(names.POLICY, "save_hf", str(tmp_path / str(number)))
         model = AutoModelForCausalLM.from_pretrained(tmp_path / str(number), dtype=torch.float32).eval()

@@ -24,8 +24,8 @@ from tests.actors.generation.conftest import EOS, NAMESPACE, PROMPTS, RunningEng
 
 def test_pool_generates_and_refits(engine: RunningEngine) -> None:
     pool = EnginePool(NAMESPACE, [engine.name], timeout_s=60)
-    taken = pool.refit(ray.put(weights_of(engine.model(4))), 11)
-    assert taken[engine.name] > 0
+    taken = pool.update_weights(ray.put(weights_of(engine.model(4))), 11)
+    assert taken[engine.name].bytes > 0
     requests = [request(str(i), prompt) for i, prompt in enumerate(PROMPTS)]
     results = pool.generate(requests)
     assert results == engine.generate(requests)
@@ -40,7 +40,7 @@ def test_errors_of_a_living_engine_come_through_and_it_stays_in_the_pool(engine:
     with pytest.raises(RequestError):
         pool.generate([request("a", [])])
     with pytest.raises(WeightMismatchError):
-        pool.refit(ray.put({}), 12)
+        pool.update_weights(ray.put({}), 12)
     assert pool.dead == {}
     assert len(pool.generate([request("a", PROMPTS[0])])) == 1
 

@@ -15,7 +15,7 @@ import ray
 from actors.generation.engine import engine_actor_class
 from actors.generation.pool import EnginePool
 from actors.generation.routing import NoEngineError
-from actors.generation.types import GenerationRequest, GenerationResult, RequestError
+from actors.generation.types import EngineDiedError, GenerationRequest, GenerationResult, RequestError
 from configs.rollout import GenerationConfig
 from tests.actors.generation.conftest import EOS, NAMESPACE, PROMPTS, RunningEngine, build_model, request, weights_of
 
@@ -92,8 +92,10 @@ def second(engine: RunningEngine, tmp_path: Path) -> Iterator[tuple[str, int]]:
 
 def test_a_killed_engine_s_requests_start_again_at_the_living_one(engine: RunningEngine, second: tuple[str, int]) -> None:
     name, pid = second
-    pool, requests = EnginePool(NAMESPACE, [engine.name, name], timeout_s=60), many(200)
-    pool.refit(ray.put(weights_of(engine.model(3))), 1)
+    pool, requests = EnginePool(NAMESPACE, [engine.name, name], timeout_s=60, recover=True), many(200)
+    trainer = EnginePool(NAMESPACE, [engine.name, name], timeout_s=60, recover=True)
+    weights = ray.put(weights_of(engine.model(3)))
+    assert set(trainer.update_weights(weights, 1)) == {engine.name, name}
     expected = {r.request_id: r.token_ids for r in engine.generate(requests)}
     pool.submit(requests)
     results = pool.collect(5.0)
@@ -104,7 +106,17 @@ def test_a_killed_engine_s_requests_start_again_at_the_living_one(engine: Runnin
     assert set(pool.dead) == {name}
     assert "engine-second died" in pool.dead[name]
 
-    alone = EnginePool(NAMESPACE, [name], timeout_s=60)
+    # Those who have not heard of it yet go on without it, too.
+    assert set(trainer.update_weights(weights, 2)) == {engine.name}
+    fresh = EnginePool(NAMESPACE, [name, engine.name], timeout_s=60, recover=True)
+    assert [r.token_ids for r in fresh.generate(requests[:8])] == [expected[str(i)] for i in range(8)]
+
+    alone = EnginePool(NAMESPACE, [name], timeout_s=60, recover=True)
     with pytest.raises(NoEngineError, match="no engine is alive: engine-second") as caught:
         alone.submit(requests[:2])
     assert caught.value.request_ids == ("0", "1")
+    strict = EnginePool(NAMESPACE, [engine.name, name], timeout_s=60)
+    with pytest.raises(EngineDiedError, match="engine-second") as died:
+        strict.submit(requests[:2])
+    assert died.value.request_ids == ("1",)
+    assert [r.request_id for r in collect(strict, 1)] == ["0"]

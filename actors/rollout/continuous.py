@@ -1,0 +1,219 @@
+"""Generation without pause: prompt groups are begun as fast as the replay buffer admits them, and stored as they finish.
+
+    ┌─► admit ── reserve ──► ReplayActor                   a place, the keys, the version
+    │     └──── submit ───► EnginePool                     one request per response
+    ├─► gather ◄─ collect ─ EnginePool                     responses, with the version of every token
+    │     └──── begin ────► Scoring ─► EnvironmentActor
+    ├─► store ◄─ written ── Scoring ─► DataPlane           rows under the reserved keys, then commit ──► ReplayActor
+    └── drop ◄─ cancelled ─ ReplayActor                    too old to be trained: abort, fail
+
+One thread does all of it. When it ends, for whatever reason, the replay buffer hears why (`abandon`), so that no trainer waits for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from actors import names
+from actors.environments import Problem
+from actors.generation.pool import EnginePool
+from actors.generation.types import EngineDiedError, GenerationRequest, GenerationResult
+from actors.rollout.in_flight import InFlight, PromptGroup
+from actors.rollout.replay import Reservation
+from actors.rollout.samples import Progress, Sample, StepReport
+from actors.rollout.scoring import Scoring, shown
+from actors.waiting import wait
+
+_POLL_S = 0.1  # between looks at the replay buffer while responses are awaited
+_IDLE_S = 0.5  # for a place in the buffer when nothing is in flight
+_CALL_S = 60.0  # longest wait for an answer of the replay actor
+_JOIN_S = 30.0
+
+
+class Continuous:
+    """Begins at once, and goes on until `stop`.
+
+    Args:
+        draw: the next prompt: its uid, problem and token ids.
+        requests: of a group.
+        rows: responses per prompt.
+        replay: handle of the replay actor.
+        shown: most samples that a report holds.
+    """
+
+    def __init__(
+        self,
+        *,
+        draw: Callable[[], tuple[str, Problem, list[int]]],
+        requests: Callable[[PromptGroup], list[GenerationRequest]],
+        rows: int,
+        pool: EnginePool,
+        scoring: Scoring,
+        replay: Any,
+        shown: int,
+    ) -> None:
+        self._draw, self._requests, self._rows = draw, requests, rows
+        self._pool, self._scoring, self._replay = pool, scoring, replay
+        self._flying = InFlight()
+        self._next: tuple[str, Problem, list[int]] | None = None
+        self._known_dead: set[str] = set()
+        self._stopping, self._ended = threading.Event(), threading.Event()
+        self._lock = threading.Lock()  # of all that follows, which other threads read
+        self._began = time.monotonic()
+        self._groups = self._tokens = self._reported_tokens = 0
+        self._idle_s, self._idle_since, self._reported_idle_s = 0.0, self._began, 0.0
+        self._idle = True
+        self._in_flight = 0
+        self._samples: deque[Sample] = deque(maxlen=shown)
+        self._log: list[str] = []
+        self._error: str | None = None
+        self._thread = threading.Thread(target=self._run, name="continuous", daemon=True)
+        self._thread.start()
+
+    def progress(self, wait_s: float) -> Progress:
+        """Where it stands, after waiting for its end up to `wait_s` seconds."""
+        self._ended.wait(wait_s)
+        with self._lock:
+            log, self._log = tuple(self._log), []
+            seconds = time.monotonic() - self._began
+            ended = self._ended.is_set()
+            return Progress(
+                groups=self._groups,
+                tokens=self._tokens,
+                seconds=seconds,
+                in_flight=self._in_flight,
+                log=log,
+                ended=ended,
+                error=self._error,
+            )
+
+    def report(self) -> StepReport:
+        """What happened since the last report."""
+        with self._lock:
+            idle_s = self._idle_s + (time.monotonic() - self._idle_since if self._idle else 0.0)
+            metrics = {
+                "generated_tokens": float(self._tokens - self._reported_tokens),
+                "idle/generator_s": idle_s - self._reported_idle_s,
+                "engines/alive": float(len(self._pool.alive)),
+            }
+            self._reported_tokens, self._reported_idle_s = self._tokens, idle_s
+            samples = tuple(self._samples)
+            self._samples.clear()
+        return StepReport(samples=samples, metrics=metrics)
+
+    def stop(self) -> None:
+        """Abort what runs and end. Idempotent.
+
+        Raises:
+            TimeoutError: the thread is stuck in a call.
+        """
+        self._stopping.set()
+        self._thread.join(_JOIN_S)
+        if self._thread.is_alive():
+            raise TimeoutError(f"generation did not stop within {_JOIN_S:.0f} s")
+
+    # ---- the thread ----
+
+    def _run(self) -> None:
+        why = "it was stopped"
+        try:
+            while not self._stopping.is_set():
+                self._admit()
+                self._gather()
+                self._store()
+                self._drop()
+            self._pool.abort([lost for uid in self._flying.uids() for lost in self._flying.remove(uid)])
+        except Exception as error:  # noqa: BLE001  (whatever it is, the trainer must hear of it)
+            why = f"{type(error).__name__}: {error}"
+            with self._lock:
+                self._error = why
+        finally:
+            self._abandon(why)
+            self._ended.set()
+
+    def _admit(self) -> None:
+        begun: list[PromptGroup] = []
+        while True:
+            self._next = self._next or self._draw()
+            uid, problem, prompt = self._next
+            nothing_else = not (begun or self._flying or self._scoring)
+            given = self._ask("reserve", uid, self._rows, _IDLE_S if nothing_else else 0.0)
+            if not isinstance(given, Reservation):
+                break
+            begun.append(PromptGroup(problem, prompt, given))
+            self._next = None
+        if not begun:
+            return
+        for group in begun:
+            self._flying.add(group)
+        self._count()
+        self._pool.submit([request for group in begun for request in self._requests(group)])
+
+    def _gather(self) -> None:
+        try:
+            results = self._pool.collect(_POLL_S if self._flying else 0.0)
+        except EngineDiedError as error:
+            if not self._pool.alive:
+                raise
+            for uid in self._flying.groups_of(error.request_ids):  # no engine could finish them, and others live
+                self._fail(uid, str(error))
+            results = []
+        for name in sorted(set(self._pool.dead) - self._known_dead):
+            self._known_dead.add(name)
+            self._say(f"{name} is gone; its requests go to {', '.join(self._pool.alive)}: {self._pool.dead[name]}")
+        for result in results:
+            self._finish(result)
+        self._count()
+
+    def _finish(self, result: GenerationResult) -> None:
+        with self._lock:
+            self._tokens += len(result.token_ids)
+        if (group := self._flying.finish(result)) is not None:
+            self._scoring.begin(group)
+
+    def _store(self) -> None:
+        for written in self._scoring.written(0.0 if self._flying else _POLL_S):
+            starts, ends = zip(*((tag["start_version"], tag["end_version"]) for tag in written.meta.tags), strict=True)
+            if self._ask("commit", written.group.uid, written.meta, min(starts), max(ends)):
+                with self._lock:
+                    self._groups += 1
+                    self._samples.append(shown(written))
+        self._count()
+
+    def _drop(self) -> None:
+        for uid in self._ask("cancelled"):
+            if uid in self._flying.uids():  # else it is being scored: its commit will be refused
+                self._fail(uid, "too old")
+
+    def _fail(self, uid: str, reason: str) -> None:
+        self._pool.abort(self._flying.remove(uid))
+        self._ask("fail", uid, reason)
+
+    def _abandon(self, why: str) -> None:
+        try:
+            self._ask("abandon", why)
+        except Exception as error:  # noqa: BLE001  (the replay actor is gone as well: its callers see that themselves)
+            self._say(f"the replay buffer was not told that generation ended: {error}")
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        return wait(getattr(self._replay, method).remote(*arguments), who=names.REPLAY, what=method, timeout_s=_CALL_S)
+
+    def _count(self) -> None:
+        """What others may read of the groups in flight; and since when no engine has anything to do."""
+        now = time.monotonic()
+        with self._lock:
+            self._in_flight = len(self._flying) + len(self._scoring)
+            idle = not self._flying
+            if idle and not self._idle:
+                self._idle_since = now
+            elif self._idle and not idle:
+                self._idle_s += now - self._idle_since
+            self._idle = idle
+
+    def _say(self, line: str) -> None:
+        with self._lock:
+            self._log.append(line)

@@ -1,0 +1,91 @@
+"""Prompt groups while their responses are being generated. Pure: no Ray, no clock.
+
+add ──► waiting for responses ──last result──► complete (handed out once)
+                 └──remove: cancelled, or a response that no engine could finish──► gone
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from actors.environments import Problem
+from actors.generation.types import GenerationResult
+from actors.rollout.replay import Reservation
+
+
+@dataclass
+class PromptGroup:
+    """One prompt and the responses that it has so far, by row."""
+
+    problem: Problem
+    prompt: list[int]
+    reservation: Reservation
+    results: dict[int, GenerationResult] = field(default_factory=dict)
+
+    @property
+    def uid(self) -> str:
+        return self.reservation.uid
+
+    def in_order(self) -> list[GenerationResult]:
+        """The responses by row, once all are there."""
+        return [self.results[row] for row in range(len(self.reservation.keys))]
+
+    def missing(self) -> list[str]:
+        """Request ids of the responses that are still being generated."""
+        return [request_id(self.uid, row) for row in range(len(self.reservation.keys)) if row not in self.results]
+
+
+class InFlight:
+    """Groups by uid, and which row of which group each request answers."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, PromptGroup] = {}
+        self._rows: dict[str, tuple[str, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def uids(self) -> tuple[str, ...]:
+        """Of the groups in flight, the oldest first."""
+        return tuple(self._groups)
+
+    def add(self, group: PromptGroup) -> None:
+        """Requests of this group are about to be submitted.
+
+        Raises:
+            ValueError: the uid is in flight already.
+        """
+        if group.uid in self._groups:
+            raise ValueError(f"group {group.uid!r} is in flight already")
+        self._groups[group.uid] = group
+        self._rows |= {request_id(group.uid, row): (group.uid, row) for row in range(len(group.reservation.keys))}
+
+    def finish(self, result: GenerationResult) -> PromptGroup | None:
+        """Take a response in. Returns its group when it was the last one missing; the group is then no longer in flight.
+
+        A response of a removed group is ignored: it had ended before it could be stopped.
+        """
+        uid, row = self._rows.pop(result.request_id, (None, 0))
+        if uid is None:
+            return None
+        group = self._groups[uid]
+        group.results[row] = result
+        return self._groups.pop(uid) if len(group.results) == len(group.reservation.keys) else None
+
+    def remove(self, uid: str) -> list[str]:
+        """Forget a group, if it is in flight. Returns the request ids that still run."""
+        group = self._groups.pop(uid, None)
+        missing = group.missing() if group else []
+        for lost in missing:
+            del self._rows[lost]
+        return missing
+
+    def groups_of(self, request_ids: Iterable[str]) -> list[str]:
+        """Uids of the groups in flight that these requests belong to, each once."""
+        return list(dict.fromkeys(self._rows[lost][0] for lost in request_ids if lost in self._rows))
+
+
+def request_id(uid: str, row: int) -> str:
+    """The id of the request for one response to a prompt."""
+    return f"{uid}/{row}"

@@ -1,0 +1,121 @@
+"""The trainer's side of the replay buffer: take whole groups, say when they were trained on, say which weights come next."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from prefect import get_run_logger, task
+from pydantic import BaseModel, ConfigDict
+
+from actors import names
+from actors.data_plane.meta import KVBatchMeta
+from actors.rollout.replay import Claim
+from actors.rollout.replay_actor import ClaimReply
+from actors.rollout.samples import Sample, StepReport
+from configs.staleness import AsyncConfig
+from tasks.advantage import by_group, zero_variance
+from tasks.call import STAGE, call
+
+_ANSWER_S = 60.0  # beyond a claim's own wait
+
+
+class Claimed(BaseModel):
+    """What a step trains on.
+
+    Attributes:
+        uids: of the groups that were taken. samples: of groups that were committed lately.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    meta: KVBatchMeta
+    uids: tuple[str, ...]
+    samples: tuple[Sample, ...]
+    metrics: dict[str, float]
+
+
+@task(name="claim", task_run_name="claim-{step}", **STAGE)
+def claim(namespace: str, step: int, groups: int, config: AsyncConfig, replace_zero_variance: bool) -> Claimed:
+    """Wait for `groups` groups and take them.
+
+    Args:
+        replace_zero_variance: throw groups without reward variance away and take others, in at most `most_claims_per_step` claims; what
+            the last of them brings is kept as it is.
+
+    Raises:
+        ReplayStalledError: they will not come. ActorGoneError, ActorTimeoutError: the replay buffer or the collector is lost.
+    """
+    claims = [_wait_for(namespace, groups, config)]
+    dropped = 0
+    while replace_zero_variance and len(claims) < config.most_claims_per_step:
+        dead = sorted({claims[-1].meta.tags[rows[0]]["prompt_uid"] for rows in zero_variance(claims[-1].meta)})
+        if not dead:
+            break
+        call(namespace, names.REPLAY, "drop", dead, "zero_variance", timeout_s=_ANSWER_S)
+        get_run_logger().info("%d of %d groups have no reward variance; taking others", len(dead), len(claims[-1].uids))
+        claims[-1] = _without(claims[-1], dead)
+        claims.append(_wait_for(namespace, len(dead), config))
+        dropped += len(dead)
+    meta = KVBatchMeta.concat([taken.meta for taken in claims])
+    report: StepReport = call(namespace, names.COLLECTOR, "report", timeout_s=_ANSWER_S)
+    metrics = call(namespace, names.REPLAY, "metrics", timeout_s=_ANSWER_S) | report.metrics | {"groups/replaced": float(dropped)}
+    ages = [age for taken in claims for age in taken.ages]
+    return Claimed(
+        meta=meta,
+        uids=tuple(uid for taken in claims for uid in taken.uids),
+        samples=report.samples,
+        metrics=metrics | staleness(ages, meta),
+    )
+
+
+def trained(namespace: str, uids: Sequence[str]) -> None:
+    """These groups were trained on; their rows are cleared."""
+    call(namespace, names.REPLAY, "trained", uids, timeout_s=_ANSWER_S)
+
+
+def release(namespace: str, uids: Sequence[str]) -> None:
+    """These groups were not trained on after all."""
+    call(namespace, names.REPLAY, "release", uids, timeout_s=_ANSWER_S)
+
+
+def set_version(namespace: str, version: int) -> None:
+    """The engines have the weights of this version; the next step trains them. Groups that are too old for it go."""
+    call(namespace, names.REPLAY, "set_version", version, timeout_s=_ANSWER_S)
+
+
+def staleness(ages: Sequence[int], meta: KVBatchMeta) -> dict[str, float]:
+    """How old the claimed groups are, in weight versions, and how many versions sampled each response.
+
+    Returns:
+        staleness/mean, /max and /age_K (fraction of the groups of age K); weight_versions/mean (per response), /max, and /mixed (fraction
+        of the responses that more than one version sampled).
+    """
+    counts = Counter(ages)
+    versions = [int(tag["weight_versions"]) for tag in meta.tags]
+    return {
+        "staleness/mean": math.fsum(ages) / len(ages),
+        "staleness/max": float(max(ages)),
+        **{f"staleness/age_{age}": count / len(ages) for age, count in sorted(counts.items())},
+        "weight_versions/mean": math.fsum(versions) / len(versions),
+        "weight_versions/max": float(max(versions)),
+        "weight_versions/mixed": sum(version > 1 for version in versions) / len(versions),
+    }
+
+
+def _wait_for(namespace: str, groups: int, config: AsyncConfig) -> Claim:
+    wait_s = config.stall_report_every_s
+    while True:
+        reply: ClaimReply = call(namespace, names.REPLAY, "claim", groups, wait_s, timeout_s=wait_s + _ANSWER_S)
+        for line in reply.log:
+            get_run_logger().warning(line)
+        if reply.claim is not None:
+            return reply.claim
+
+
+def _without(taken: Claim, uids: Sequence[str]) -> Claim:
+    gone = set(uids)
+    kept = [index for index, uid in enumerate(taken.uids) if uid not in gone]
+    rows = [row for group in by_group(taken.meta) for row in group if taken.meta.tags[row]["prompt_uid"] not in gone]
+    return Claim(tuple(taken.uids[i] for i in kept), taken.meta.subset(rows), taken.version, tuple(taken.ages[i] for i in kept))
