@@ -76,7 +76,7 @@ def longest_allowed(config: SftConfig, context: int) -> int:
         ConfigError: `data.max_tokens` is more than they hold.
     """
     parallel, batching = config.policy.parallel, config.policy.batching
-    align = parallel.row_multiple
+    align = parallel.row_multiple("cuda")  # the larger one: which device it will be is not known here
     bounds = [(context, "the model's context")]
     if batching.tokens_per_micro_batch is not None:
         bounds.append((batching.tokens_per_micro_batch // align * align, "policy.batching.tokens_per_micro_batch"))

@@ -23,10 +23,9 @@ class ParallelConfig(StrictModel):
     def world_size(self) -> int:
         return self.data * self.tensor * self.pipeline * self.context
 
-    @property
-    def row_multiple(self) -> int:
-        """What a row's tokens are padded to: each rank's part stays a multiple of 8, which tensor cores want."""
-        return 8 * self.tensor * self.context
+    def row_multiple(self, device: str) -> int:
+        """What a row's tokens are padded to, to divide among ranks; on CUDA into multiples of 8, for tensor cores."""
+        return (8 if device.startswith("cuda") else 1) * self.tensor * self.context
 
 
 class OptimizerConfig(StrictModel):

@@ -75,6 +75,7 @@ class PolicyGroup:
     def ready(self) -> str:
         """Build the model on every worker, compile the graph, and warm up. A line for the log."""
         info = self._on_all("setup")[0]
+        self._row_multiple = self._config.parallel.row_multiple(info["device"])
         replicas: list[dict[str, Any]] = [{} for _ in range(self._config.parallel.data)]
         for rank, worker in enumerate(self._workers):
             replicas[self._data_rank(rank)][f"policy-worker-{rank}"] = worker
@@ -180,7 +181,7 @@ class PolicyGroup:
 
     def _over_replicas(self, method: str, meta: KVBatchMeta, *arguments: Any) -> dict[str, float]:
         parallel = self._config.parallel
-        plan = plan_batch(meta, self._config.batching, data_parallel=parallel.data, align=parallel.row_multiple)
+        plan = plan_batch(meta, self._config.batching, data_parallel=parallel.data, align=self._row_multiple)
         results: list[list[Any]] = self._executor.run([Request(method, (shard, *arguments)) for shard in plan.shards])
         return results[0][0]  # metrics are equal on all ranks
 

@@ -78,9 +78,7 @@ class Collector:
         written: dict[str, Written] = {}
         generated, deadline = started, started + self._config.generation.timeout_s
         while flying:
-            for result in self._pool.collect(_POLL_S):
-                if (complete := flying.finish(result)) is not None:
-                    scoring.begin(complete)
+            scoring.begin(flying.finish(self._pool.collect(_POLL_S)))
             generated = time.monotonic()
             if generated > deadline:
                 self._pool.abort([lost for uid in flying.uids() for lost in flying.remove(uid)])

@@ -21,7 +21,7 @@ from typing import Any
 from actors import names
 from actors.environments import Problem
 from actors.generation.pool import EnginePool
-from actors.generation.types import EngineDiedError, GenerationRequest, GenerationResult
+from actors.generation.types import EngineDiedError, GenerationRequest
 from actors.rollout.in_flight import InFlight, PromptGroup
 from actors.rollout.replay import Reservation
 from actors.rollout.samples import Progress, Sample, StepReport
@@ -165,15 +165,10 @@ class Continuous:
         for name in sorted(set(self._pool.dead) - self._known_dead):
             self._known_dead.add(name)
             self._say(f"{name} is gone; its requests go to {', '.join(self._pool.alive)}: {self._pool.dead[name]}")
-        for result in results:
-            self._finish(result)
-        self._count()
-
-    def _finish(self, result: GenerationResult) -> None:
         with self._lock:
-            self._tokens += len(result.token_ids)
-        if (group := self._flying.finish(result)) is not None:
-            self._scoring.begin(group)
+            self._tokens += sum(len(result.token_ids) for result in results)
+        self._scoring.begin(self._flying.finish(results))
+        self._count()
 
     def _store(self) -> None:
         for written in self._scoring.written(0.0 if self._flying else _POLL_S):

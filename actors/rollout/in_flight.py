@@ -61,17 +61,21 @@ class InFlight:
         self._groups[group.uid] = group
         self._rows |= {request_id(group.uid, row): (group.uid, row) for row in range(len(group.reservation.keys))}
 
-    def finish(self, result: GenerationResult) -> PromptGroup | None:
-        """Take a response in. Returns its group when it was the last one missing; the group is then no longer in flight.
+    def finish(self, results: Iterable[GenerationResult]) -> list[PromptGroup]:
+        """Take responses in. Returns the groups that are complete now, and in flight no more.
 
         A response of a removed group is ignored: it had ended before it could be stopped.
         """
-        uid, row = self._rows.pop(result.request_id, (None, 0))
-        if uid is None:
-            return None
-        group = self._groups[uid]
-        group.results[row] = result
-        return self._groups.pop(uid) if len(group.results) == len(group.reservation.keys) else None
+        complete = []
+        for result in results:
+            uid, row = self._rows.pop(result.request_id, (None, 0))
+            if uid is None:
+                continue
+            group = self._groups[uid]
+            group.results[row] = result
+            if len(group.results) == len(group.reservation.keys):
+                complete.append(self._groups.pop(uid))
+        return complete
 
     def remove(self, uid: str) -> list[str]:
         """Forget a group, if it is in flight. Returns the request ids that still run."""

@@ -1,6 +1,6 @@
 """From complete groups to rows in the data plane, while others are still being generated.
 
-begin(group) ──texts──► EnvironmentActor ──rewards──► written(): one put for the groups whose rewards came together ──► Written
+begin(groups) ──texts──► EnvironmentActor ──rewards──► written(): one put for the groups whose rewards came together ──► Written
 """
 
 from __future__ import annotations
@@ -41,22 +41,25 @@ class Scoring:
 
     Args:
         scorer: handle of the environment actor.
-        timeout_s: longest wait for one group's rewards.
+        timeout_s: longest wait for the rewards of one `begin`.
     """
 
     def __init__(self, scorer: Any, encoder: PromptEncoder, plane: DataPlane, partition_id: str, timeout_s: float) -> None:
         self._scorer, self._encoder, self._plane, self._partition_id = scorer, encoder, plane, partition_id
         self._timeout_s = timeout_s
-        self._pending: dict[Any, tuple[PromptGroup, tuple[str, ...], float]] = {}
+        self._pending: dict[Any, tuple[list[tuple[PromptGroup, tuple[str, ...]]], float]] = {}
 
     def __len__(self) -> int:
-        return len(self._pending)
+        return sum(len(groups) for groups, _ in self._pending.values())
 
-    def begin(self, group: PromptGroup) -> None:
-        """Send a complete group to the environment; does not wait."""
-        texts = tuple(self._encoder.text(result.token_ids) for result in group.in_order())
-        ref = self._scorer.score.remote([group.problem] * len(texts), list(texts))
-        self._pending[ref] = group, texts, time.monotonic() + self._timeout_s
+    def begin(self, groups: Sequence[PromptGroup]) -> None:
+        """Send groups that were completed together to the environment, in one call; does not wait."""
+        if not groups:
+            return
+        sent = [(group, tuple(self._encoder.text(result.token_ids) for result in group.in_order())) for group in groups]
+        problems = [group.problem for group, texts in sent for _ in texts]
+        ref = self._scorer.score.remote(problems, [text for _, texts in sent for text in texts])
+        self._pending[ref] = sent, time.monotonic() + self._timeout_s
 
     def written(self, wait_s: float) -> list[Written]:
         """Write the groups that have been scored, after waiting for the first up to `wait_s` seconds.
@@ -73,10 +76,11 @@ class Scoring:
             done, _ = ray.wait(list(self._pending), num_returns=len(self._pending), timeout=0)
         scored = []
         for ref in done:
-            group, texts, _ = self._pending.pop(ref)
-            scored.append((group, texts, tuple(wait(ref, who=names.ENVIRONMENT, what="score", timeout_s=self._timeout_s))))
+            sent, _ = self._pending.pop(ref)
+            rewards = iter(wait(ref, who=names.ENVIRONMENT, what="score", timeout_s=self._timeout_s))
+            scored += [(group, texts, tuple(next(rewards) for _ in texts)) for group, texts in sent]
         now = time.monotonic()
-        if late := [group.uid for group, _, deadline in self._pending.values() if now > deadline]:
+        if late := [sent[0][0].uid for sent, deadline in self._pending.values() if now > deadline]:
             raise ActorTimeoutError(f"score: no answer from {names.ENVIRONMENT} within {self._timeout_s:.0f} s for prompt {late[0]!r}")
         return self._write(scored)
 

@@ -67,6 +67,23 @@ def test_bad_input_names_the_field(override: str, words: list[str]) -> None:
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("policy.loss.importance_sampling=none", ["importance_sampling is none", "token or sequence"]),
+        ("data_plane.capacity_samples=1023", ["capacity_samples (1023)", "128 groups x 8", "1024"]),
+        ("asynchronous.buffer_capacity=63", ["buffer_capacity (63 groups)", "prompts_per_step (64)"]),
+        ("asynchronous={max_trajectory_age_steps: 2, in_flight_weight_updates: false}", ["max_trajectory_age_steps = 2", "in_flight"]),
+        ("asynchronous.sampler=windowd", ["asynchronous.sampler", "did you mean 'windowed'"]),
+    ],
+)
+def test_async_settings_that_do_not_fit_are_refused(override: str, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("arithmetic-cpu-async", [override])
+    for word in words:
+        assert word in str(caught.value)
+
+
 def test_a_warm_start_batch_that_does_not_divide() -> None:
     load("arithmetic-cpu", ["warm_start.batch_size=65"])  # one worker: any batch divides
     with pytest.raises(ConfigError, match=r"warm_start\.batch_size \(65\) does not divide by policy\.parallel\.data \(2\)"):

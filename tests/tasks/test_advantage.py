@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.data_plane.meta import KVBatchMeta
-from tasks.advantage import by_group, drop_dead_groups, group_metrics
+from actors.policy.advantages import group_advantages
+from tasks.advantage import by_group, drop_dead_groups, group_metrics, zero_variance
 
 
 def batch(rewards: list[list[float]]) -> KVBatchMeta:
@@ -50,3 +51,10 @@ def test_dynamic_sampling_keeps_every_live_row_and_divides(alive: list[bool], si
     assert live <= set(kept.keys)
     assert len(kept) == len(meta) if not live else len(kept) < len(live) + data_parallel
     assert list(kept.keys) == [key for key in meta.keys if key in set(kept.keys)]
+
+
+@given(st.lists(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=2, max_size=4), min_size=1, max_size=6), st.booleans())
+def test_groups_without_variance_are_those_without_an_advantage(rewards: list[list[float]], normalize: bool) -> None:
+    meta = batch(rewards)
+    dead = [rows for rows, group in zip(by_group(meta), rewards, strict=True) if not any(group_advantages(group, normalize=normalize))]
+    assert zero_variance(meta) == dead

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from actors.data_plane.meta import mint_key
-from actors.rollout.assemble import group_meta, token_columns
+from actors.generation.types import GenerationResult
+from actors.rollout.assemble import ROLLOUT_FIELDS, group_rows, token_columns
 
 
 def test_columns_of_two_rows() -> None:
@@ -28,8 +29,21 @@ def test_a_response_without_tokens_and_a_wrong_count_are_refused() -> None:
         token_columns([[1]], [[2, 3]], [[-1.0]])
 
 
-def test_group_meta_carries_uid_and_version_in_tags() -> None:
-    meta = group_meta("train", "rollout", 4, "0.17", [9, 8], [{"reward": 1.0}, {"reward": 0.0}])
+def test_a_group_s_rows_carry_uid_versions_and_reward_in_tags() -> None:
+    results = [
+        GenerationResult("0.17/0", [1, 2, 3], [-0.5, -0.25, -1.0], "stop", ((4, 1), (5, 2))),
+        GenerationResult("0.17/1", [9, 9], [-2.0, -3.0], "length", ((5, 2),)),
+    ]
+    meta, columns = group_rows("train", 4, "0.17", [7, 8], results, [1.0, 0.0])
     assert meta.keys == (mint_key(4, "0.17", 0), mint_key(4, "0.17", 1)) == ("v4_p0.17_g0", "v4_p0.17_g1")
-    assert meta.tags[1] == {"prompt_uid": "0.17", "weight_version": 4, "reward": 0.0}
-    assert meta.sequence_lengths == (9, 8)
+    assert meta.sequence_lengths == (5, 4)
+    common = {"prompt_uid": "0.17", "weight_version": 4}
+    assert meta.tags == (
+        common | {"start_version": 4, "end_version": 5, "weight_versions": 2, "reward": 1.0, "response_length": 3, "truncated": False},
+        common | {"start_version": 5, "end_version": 5, "weight_versions": 1, "reward": 0.0, "response_length": 2, "truncated": True},
+    )
+    assert set(columns) == set(ROLLOUT_FIELDS)
+    assert [row.tolist() for row in columns["weight_versions"]] == [[-1, -1, 4, 5, 5], [-1, -1, 5, 5]]
+    assert columns["weight_versions"][0].dtype == torch.int32
+    assert [row.tolist() for row in columns["input_ids"]] == [[7, 8, 1, 2, 3], [7, 8, 9, 9]]
+    assert columns["generation_logprobs"][1].tolist() == [0, 0, -2.0, -3.0]

@@ -1,0 +1,158 @@
+"""Asynchronous GRPO: a short run of the flow, and the actors without Prefect when an engine, and then the environment, is killed."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterId
+
+from actors import names
+from actors.data_plane.connect import connect
+from actors.generation.types import UpdateOptions
+from actors.preflight import check, prepare_model
+from actors.rollout.assemble import ROLLOUT_FIELDS
+from actors.rollout.replay_actor import ClaimReply, ReplayStalledError
+from actors.rollout.samples import Progress
+from configs.loader import load
+from flows.grpo import grpo
+from tasks.call import call
+from tasks.launch import launch, stop
+from tests.e2e.conftest import SHORT, Run
+
+pytestmark = pytest.mark.slow
+ASYNC = [*SHORT, "policy.optimizer.decay_steps=520"]
+NAMESPACE = "grpo-e2e-async"
+
+
+@pytest.fixture(scope="module")
+def finished(run_recorded: Callable[..., Run]) -> Run:
+    """A run whose responses are long enough for updates to come in between."""
+    changes = [
+        "steps=6",
+        "validate_every=6",
+        "rollout.max_new_tokens=40",
+        "rollout.dynamic_sampling=true",
+        "asynchronous.max_trajectory_age_steps=2",
+    ]
+    return run_recorded(grpo, "arithmetic-cpu-async", *ASYNC, *changes)
+
+
+def test_every_step_trains_groups_that_are_young_enough(finished: Run) -> None:
+    steps = [
+        row for line in (finished.directory / "metrics.jsonl").read_text().splitlines() if "staleness/mean" in (row := json.loads(line))
+    ]
+    assert [row["step"] for row in steps] == [1, 2, 3, 4, 5, 6]
+    assert steps[0]["staleness/max"] == 0
+    assert all(row["staleness/max"] <= 2 for row in steps)
+    assert all(row["replay/trained"] <= 4 * row["step"] for row in steps)
+    assert steps[-1]["replay/claimed"] - steps[-1].get("replay/dropped/zero_variance", 0) >= 4 * 6
+    assert any(row["staleness/mean"] > 0 for row in steps)
+    assert all(0 <= row["importance/effective_sample_fraction"] <= 1 for row in steps)
+    assert all(row["idle/trainer_s"] >= 0 and row["idle/generator_s"] >= 0 for row in steps)
+    assert [row["weight_version"] for row in steps] == [1, 2, 3, 4, 5, 6]
+    assert finished.summary["status"] == "completed"
+
+
+def test_the_rollout_task_stays_open_and_says_how_it_stands(finished: Run) -> None:
+    with get_client(sync_client=True) as client:
+        runs = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[finished.flow_run_id])), limit=200)
+        artifacts = client.read_artifacts(
+            artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[finished.flow_run_id])), limit=200
+        )
+    by_name = {run.name: run for run in runs}
+    rollout = by_name["rollout"]
+    assert rollout.state_name == "Completed"
+    claims = [run for name, run in by_name.items() if name.startswith("claim-")]
+    assert len(claims) == 6
+    assert rollout.start_time <= min(run.start_time for run in claims)
+    assert rollout.end_time >= max(run.end_time for run in claims)
+    progress = [artifact for artifact in artifacts if artifact.key == "grpo-rollout"]
+    assert len(progress) == 1
+    assert "groups/s" in progress[0].description
+    assert "staleness" in progress[0].description
+    assert all(crossing.tensors == 0 for crossing in finished.crossings)
+
+
+@pytest.fixture(scope="module")
+def running(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., object]]:
+    """The actors of a run with two engines, version 0; calls them by name."""
+    config = load(
+        "arithmetic-cpu-async",
+        [*ASYNC, "generation.num_engines=2", "rollout.max_new_tokens=40", "generation.timeout_s=60", "policy.loss.kl_coef=0"],
+    )
+    model_path = prepare_model(config, tmp_path_factory.mktemp("model"))
+    check(config, model_path)
+    actors = launch.fn(config, model_path, NAMESPACE)
+    plane = connect(actors.address, timeout_s=30)
+
+    def ask(actor: str, method: str, *arguments: object) -> object:
+        return getattr(plane, method)(*arguments) if actor == "plane" else call(NAMESPACE, actor, method, *arguments, timeout_s=60)
+
+    yield ask
+    stop(NAMESPACE, actors.address)
+
+
+def claim(ask: Callable[..., object], groups: int = 4) -> ClaimReply:
+    reply = ask(names.REPLAY, "claim", groups, 50.0)
+    assert isinstance(reply, ClaimReply)
+    return reply
+
+
+def claim_for_ever(ask: Callable[..., object]) -> None:
+    while (reply := claim(ask)).claim is not None:
+        ask(names.REPLAY, "trained", reply.claim.uids)
+
+
+def train_one(ask: Callable[..., object], engines: list[str], version: int) -> None:
+    """Claim, train, refit in flight."""
+    reply = claim(ask)
+    assert reply.claim is not None
+    columns = ask("plane", "get", reply.claim.meta, list(ROLLOUT_FIELDS))
+    assert isinstance(columns, dict)
+    for tag, versions in zip(reply.claim.meta.tags, columns["weight_versions"], strict=True):
+        sampled = versions[versions >= 0].tolist()
+        assert (sampled[0], sampled[-1]) == (tag["start_version"], tag["end_version"])
+        assert sampled == sorted(sampled)
+        assert len(set(sampled)) == tag["weight_versions"]
+    ask("plane", "put", reply.claim.meta, {"advantages": [torch.tensor(float(tag["reward"])) for tag in reply.claim.meta.tags]})
+    ask(names.POLICY, "train", reply.claim.meta, "grpo")
+    refit = ask(names.POLICY, "refit", engines, UpdateOptions("in_flight", False, recover=True))
+    assert refit["weight_version"] == version  # type: ignore[index]
+    ask(names.REPLAY, "trained", reply.claim.uids)
+    ask(names.REPLAY, "set_version", version)
+
+
+def test_a_run_goes_on_without_an_engine_and_ends_without_its_environment(running: Callable[..., object], tmp_path: Path) -> None:
+    ask, engines = running, names.engines(2)
+    ask(names.COLLECTOR, "begin_generating")
+    train_one(ask, engines, 1)
+    ray.kill(ray.get_actor("engine-1", namespace=NAMESPACE))
+    for version in range(2, 6):
+        train_one(ask, engines, version)
+    progress = ask(names.COLLECTOR, "progress", 0.0)
+    assert isinstance(progress, Progress)
+    assert any("engine-1 is gone; its requests go to engine-0" in line for line in progress.log)
+    assert (progress.ended, progress.error) == (False, None)
+    report = ask(names.COLLECTOR, "report")
+    assert report.metrics["engines/alive"] == 1  # type: ignore[attr-defined]
+    ask(names.COLLECTOR, "validate", 5)
+
+    ray.kill(ray.get_actor(names.ENVIRONMENT, namespace=NAMESPACE))
+    killed = time.monotonic()
+    with pytest.raises(ReplayStalledError, match=r"the collector has given up.*environment"):
+        claim_for_ever(ask)
+    assert time.monotonic() - killed < 60
+    progress = ask(names.COLLECTOR, "progress", 5.0)
+    assert isinstance(progress, Progress)
+    assert progress.ended
+    assert "environment" in str(progress.error)
+    ask(names.COLLECTOR, "stop_generating")
+    ask(names.REPLAY, "close")
+    assert ask("plane", "status", "train").samples == 0  # type: ignore[attr-defined]
