@@ -50,7 +50,7 @@ def test_dump_of_a_model_path_reads_back(tmp_path) -> None:
         ("model.hidden_size=130", ["130", "num_attention_heads"]),
         ("model.num_key_value_heads=3", ["num_attention_heads", "num_key_value_heads"]),
         ("policy.optimizer.min_lr=1", ["policy.optimizer", "min_lr", "above lr"]),
-        ("policy.optimizer.warmup_steps=600", ["decay_steps (520)", "warmup_steps (600)"]),
+        ("policy.optimizer.warmup_steps=700", ["decay_steps (680)", "warmup_steps (700)"]),
         ("policy.optimizer={decay_style: cosine}", ["policy.optimizer", "needs decay_steps"]),
         ("steps=0", ["steps", "greater than 0"]),
         ("name=a/b", ["name"]),

@@ -27,7 +27,6 @@ from tasks.launch import launch, stop
 from tests.e2e.conftest import SHORT, Run
 
 pytestmark = pytest.mark.slow
-ASYNC = [*SHORT, "policy.optimizer.decay_steps=520"]
 NAMESPACE = "grpo-e2e-async"
 
 
@@ -41,7 +40,7 @@ def finished(run_recorded: Callable[..., Run]) -> Run:
         "rollout.dynamic_sampling=true",
         "asynchronous.max_trajectory_age_steps=2",
     ]
-    return run_recorded(grpo, "arithmetic-cpu-async", *ASYNC, *changes)
+    return run_recorded(grpo, "arithmetic-cpu-async", *SHORT, *changes)
 
 
 def test_every_step_trains_groups_that_are_young_enough(finished: Run) -> None:
@@ -85,7 +84,7 @@ def running(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """The actors of a run with two engines, version 0; calls them by name."""
     config = load(
         "arithmetic-cpu-async",
-        [*ASYNC, "generation.num_engines=2", "rollout.max_new_tokens=40", "generation.timeout_s=60", "policy.loss.kl_coef=0"],
+        [*SHORT, "generation.num_engines=2", "rollout.max_new_tokens=40", "generation.timeout_s=60", "policy.loss.kl_coef=0"],
     )
     model_path = prepare_model(config, tmp_path_factory.mktemp("model"))
     check(config, model_path)

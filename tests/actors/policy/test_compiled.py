@@ -13,7 +13,7 @@ import ray
 import torch
 
 from actors.data_plane.connect import DataPlaneAddress, connect
-from actors.generation.types import WeightUpdate
+from actors.generation.types import UpdateOptions, WeightUpdate
 from actors.policy import device as devices
 from actors.policy.executors import CompiledExecutor, PlainExecutor
 from actors.policy.group import PolicyGroup
@@ -150,7 +150,7 @@ def test_a_hundred_steps_with_checkpoints_and_refits_leave_nothing_open(group_of
             ray.get(group.train.remote(batch, "grpo"), timeout=60)
             if number % 10 == 0:
                 ray.get(group.save_hf.remote(str(tmp_path / "hf")), timeout=60)
-                ray.get(group.refit.remote(["engine"]), timeout=60)
+                ray.get(group.refit.remote(["engine"], UpdateOptions()), timeout=60)
 
     steps(20)
     before = ray.get(group.resources.remote(), timeout=60)
