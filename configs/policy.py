@@ -111,7 +111,9 @@ class PolicyConfig(StrictModel):
         if self.device == "cpu":
             raise ValueError(f"{named} needs a GPU, and device is 'cpu': set cuda_graph.impl=none, or device=auto")
         if self.parallel.pipeline > 1:
-            raise ValueError(f"{named}: stages of a pipeline wait for each other on the host: set parallel.pipeline=1 or cuda_graph.impl=none")
+            raise ValueError(
+                f"{named}: stages of a pipeline wait for each other on the host: set parallel.pipeline=1 or cuda_graph.impl=none"
+            )
         needed = ("token_buckets",) if self.batching.mode == "padded" else ("token_buckets", "sequence_buckets")
         for name in needed:
             if not getattr(self.batching, name):

@@ -52,7 +52,7 @@ def gradient_(
 
 
 @triton.jit
-def _statistics(logits, targets, out, rows, width, first, real, scale, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _statistics(logits, targets, out, rows, width, first, real, scale, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     line = logits + row.to(tl.int64) * width
     columns = tl.arange(0, BLOCK)
@@ -78,7 +78,7 @@ def _statistics(logits, targets, out, rows, width, first, real, scale, BLOCK: tl
 
 
 @triton.jit
-def _gradient(logits, targets, log_total, upstream, width, first, real, scale, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gradient(logits, targets, log_total, upstream, width, first, real, scale, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     line = logits + row.to(tl.int64) * width
