@@ -173,11 +173,11 @@ class _FusedVocabParallelLogProb(torch.autograd.Function):
             torch.distributed.all_reduce(sums, group=shard.group)
         total, weighted, picked = sums
         log_total = total.log()
-        entropy = log_total - weighted / total
+        entropy = (log_total - weighted / total).view(targets.shape)
         ctx.save_for_backward(logits, flat, highest + log_total)
         ctx.columns, ctx.scale, ctx.spent = (shard.start, real), scale, False
         ctx.mark_non_differentiable(entropy)
-        return (picked - log_total).view(targets.shape), entropy.view(targets.shape)
+        return (picked - log_total).view(targets.shape), entropy
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
