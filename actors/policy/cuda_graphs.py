@@ -1,14 +1,14 @@
 """Passes over micro-batches as CUDA graphs: captured once per shape, then replayed.
 
     micro-batch ── shape seen? ── fewer than warmup_steps times ──► eager, on the capture stream
-                                  then, once ────────────────────► capture: every launch of the pass, into the shared memory pool
+                                  then, once ────────────────────► capture: every launch of the pass, its memory from one pool of all graphs
                                   from then on ──────────────────► copy into the graph's inputs ──► replay ──► copies of its outputs
 
 One graph holds what one micro-batch needs: forward, loss, and backward into the gradient buffers. An iteration replays it for each
 micro-batch, so neither their number nor their order is part of a shape. What a step does once stays outside: zeroing and reducing
 gradients, and the optimizer. Graphs hold addresses of parameters and gradient buffers: when one has moved, all are captured anew.
 
-Megatron-Core's FullCudaGraphWrapper does this for one shape per process; its stream and memory pool are used here.
+Megatron-Core's FullCudaGraphWrapper does this for one shape per process; its capture stream is used here.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ class GraphCache:
         self._warmup_steps, self._device, self._anchors = warmup_steps, device, anchors
         self._graphs: dict[Any, _Graph] = {}
         self._addresses: tuple[int, ...] = ()
+        self._pool: Any = None
         self._counts = dict.fromkeys(("replays", "captures", "eager", "dropped"), 0)
         if device.type == "cpu":
             _log.warning("policy.cuda_graph: the policy is on a CPU, which has no CUDA graphs: every pass runs eagerly")
@@ -122,19 +123,21 @@ class GraphCache:
         return counted
 
     def clear(self) -> None:
-        """Drop all graphs. To be called before the process group ends: graphs hold its collectives."""
+        """Drop all graphs and their memory. To be called before the process group ends: graphs hold its collectives."""
         self._graphs.clear()
+        self._pool = None  # the next capture takes a new one: torch refuses a pool whose last graph is gone
 
     def _capture(self, entry: _Graph, stage: str, batch: MicroBatch, call: Pass) -> None:
-        from megatron.core.full_cuda_graph import get_shared_capture_stream, get_shared_graph_pool
+        from megatron.core.full_cuda_graph import get_shared_capture_stream
         from megatron.core.tensor_parallel.random import get_all_rng_states
 
         inputs = dataclasses.replace(batch, rows=(), lengths=(), **{name: tensor.clone() for name, tensor in _tensors(batch).items()})
         graph = torch.cuda.CUDAGraph()
         for state in get_all_rng_states().values():
             graph.register_generator_state(state)
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
         # thread_local: other threads of this process (NCCL's watchdog) may ask about their events meanwhile.
-        options = {"pool": get_shared_graph_pool(), "stream": get_shared_capture_stream(), "capture_error_mode": "thread_local"}
+        options = {"pool": self._pool, "stream": get_shared_capture_stream(), "capture_error_mode": "thread_local"}
         try:
             with torch.cuda.graph(graph, **options):
                 outputs = call(inputs)

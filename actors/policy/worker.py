@@ -214,6 +214,11 @@ class PolicyWorker:
             self._plane.put(plan.meta, {column: [rows[row] for row in range(len(plan.meta))]}, overwrite=True)
         return {"response_tokens": float(plan.global_tokens)} | self._graph_counts()
 
+    def drop_graphs(self) -> None:
+        """Free what CUDA graphs hold. Passes that need one capture it anew."""
+        if self._graphs is not None:
+            self._graphs.clear()
+
     @_on_device
     def export_weights(self) -> dict[str, torch.Tensor] | None:
         """All weights under Hugging Face names, on the CPU, as copies; on rank 0 only. A collective."""
@@ -243,8 +248,7 @@ class PolicyWorker:
     @_on_device
     def close(self) -> None:
         """Leave the process group. Idempotent."""
-        if self._graphs is not None:
-            self._graphs.clear()
+        self.drop_graphs()
         devices.leave_distributed()
 
     # ---- inside a step ----

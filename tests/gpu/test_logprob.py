@@ -52,7 +52,7 @@ def test_equals_the_plain_path_with_gradients(shard: VocabShard, dtype: torch.dt
 def test_no_float32_copy_of_the_logits_is_made() -> None:
     shard = VocabShard(start=0, width=151936, total=151936)
     torch.manual_seed(0)
-    rows, width = 512, shard.width
+    rows, width = 1024, shard.width
     hidden = torch.randn(rows + 1, 1, H, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(width, H, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     tokens = torch.randint(0, width, (1, rows + 1), device="cuda")
