@@ -126,9 +126,8 @@ class PolicyGroup:
     def logprob(self, meta: KVBatchMeta, column: str, reference: bool = False) -> dict[str, float]:
         """Write the log-probabilities of the current (or reference) weights as `column`. Returns timings."""
         started = time.monotonic()
-        counted = self._over_replicas("logprob_step", meta, column, reference)
-        graphs = {name: value for name, value in counted.items() if name.startswith("cuda_graph/")}
-        return {"logprob_s": time.monotonic() - started} | graphs
+        self._over_replicas("logprob_step", meta, column, reference)
+        return {"logprob_s": time.monotonic() - started}
 
     @_one_at_a_time
     def evaluate(self, meta: KVBatchMeta) -> dict[str, float]:

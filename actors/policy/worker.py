@@ -146,7 +146,8 @@ class PolicyWorker:
 
         Returns:
             loss, entropy, grad_norm (before clipping), lr, response_tokens; for grpo also kl, clip_fraction, ratio and
-            ratio/max, logprob_error/mean and /max; with policy.cuda_graph also the counts of `GraphCache`.
+            ratio/max, logprob_error/mean and /max; with policy.cuda_graph also the counts of `GraphCache` since
+            the step before, so those of log-probability passes as well.
 
         Raises:
             MissingColumnsError, DataPlaneError: the columns that the objective reads were not written, or cannot be read.
@@ -186,7 +187,7 @@ class PolicyWorker:
             tallies = self._forward_backward(f"train ({objective})", micro_batches, self._objective(objective), forward_only=False)
             reduce_tallies(tallies, self._device)
             self._model.zero_grad_buffer()
-            self._graph_counts()  # the first step reports its own
+            self._graph_counts()  # steps report their own
 
     @_on_device
     def logprob(self, plan: ShardPlan, column: str, reference: bool = False) -> dict[str, float]:
@@ -212,7 +213,7 @@ class PolicyWorker:
                 masked = torch.where(micro_batch.token_mask, logprobs, 0.0)
                 rows.update(micro_batch.unpad(masked))
             self._plane.put(plan.meta, {column: [rows[row] for row in range(len(plan.meta))]}, overwrite=True)
-        return {"response_tokens": float(plan.global_tokens)} | self._graph_counts()
+        return {"response_tokens": float(plan.global_tokens)}
 
     def drop_graphs(self) -> None:
         """Free what CUDA graphs hold. Passes that need one capture it anew."""
