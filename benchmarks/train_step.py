@@ -1,16 +1,20 @@
 """A policy worker's train and log-probability passes by themselves: one worker, its batch in its own memory, no Ray.
 
-For each length: four micro-batches of the same number of tokens, padded (all rows of that length) and packed (lengths drawn from a
-long-tailed distribution, the longest of them this length). Tokens/s count real tokens; TFLOP/s are the model's (forward and backward,
-from the lengths alone), set against a bf16 (or, on a CPU, fp32) matrix product measured in the same run.
+For each number of tokens in a micro-batch and each length: four micro-batches, padded (all rows of that length) and packed (lengths
+drawn from a long-tailed distribution, the longest of them this length), eager and by CUDA graphs. A train step is all of it: reading
+the columns, forward, backward, optimizer. Tokens/s count real tokens; TFLOP/s are the model's (forward and backward, from the lengths
+alone), set against a bf16 (or, on a CPU, fp32) matrix product measured in the same run. Memory is what the allocator reserved, and
+`replayed` the part of a step's micro-batches that a graph replayed.
 `value` is the best model TFLOP/s of a train step over the matrix product's.
 
-    .venv/bin/python -m benchmarks.train_step [--shape tiny|0.5b|smollm2-135m] [--tokens 8192] [--lengths 256 512 1024 2048 4096]
+    .venv/bin/python -m benchmarks.train_step [--shape tiny|0.5b|smollm2-135m] [--impl none full_iteration]
+        [--tokens 2048 8192] [--lengths 256 1024 4096]
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import random
@@ -18,6 +22,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +33,11 @@ from actors.data_plane.meta import KVBatchMeta
 from actors.data_plane.sharding import BatchPlan, plan_batch
 from actors.policy.flops import training_flops
 from actors.policy.worker import PolicyWorker
+from configs.batching import BatchingConfig
 from configs.policy import PolicyConfig
 
 MICRO_BATCHES = 4
+IMPLS, MODES = ["none", "full_iteration"], ["padded", "packed"]
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {
         "kind": "qwen2", "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -49,63 +56,94 @@ FIELDS = ("input_ids", "token_mask", "sample_mask", "generation_logprobs", "adva
 
 
 def main() -> None:
-    """Measure every length and layout, and print the result."""
+    """Measure every implementation, size and layout, and print the result."""
     cuda = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="0.5b" if cuda else "tiny")
-    parser.add_argument("--tokens", type=int, default=8192 if cuda else 512, help="tokens of a micro-batch")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[256, 512, 1024, 2048, 4096] if cuda else [32, 64, 128])
+    parser.add_argument("--impl", nargs="+", choices=IMPLS, default=IMPLS if cuda else IMPLS[:1], help="policy.cuda_graph.impl")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 8192] if cuda else [512], help="tokens of a micro-batch")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[256, 1024, 4096] if cuda else [32, 64, 128])
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--seconds", type=float, default=2.0, help="time for each measurement")
     options = parser.parse_args()
     peak = matrix_rate(cuda)
     print(f"matrix product: {peak:.1f} TFLOP/s")
-    rows = []
+    sizes = [
+        (tokens, mode, length) for tokens in options.tokens for mode in options.modes for length in options.lengths if length <= tokens
+    ]
+    cases = [Case(mode, length, tokens) for tokens, mode, length in sizes]
     with tempfile.TemporaryDirectory() as directory:
         model = write_model(Path(directory) / "model", options.shape, max(options.lengths))
-        for mode in ("padded", "packed"):
-            for length in options.lengths:
-                rows.append(measure(model, Path(directory), mode, length, options.tokens, options.seconds, cuda))
-                print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
+        rows = [row for impl in options.impl for row in measure(model, Path(directory), impl, cases, options.seconds, cuda)]
     best = max(row["train_tflops"] for row in rows)
     detail = {"shape": options.shape, "matrix_tflops": round(peak, 1), "rows": rows}
     print(json.dumps({"name": "train_step", "value": round(best / peak, 4), "unit": "model TFLOP/s / matrix TFLOP/s", "detail": detail}))
 
 
-def measure(model: Path, directory: Path, mode: str, length: int, tokens: int, seconds: float, cuda: bool) -> dict[str, Any]:
-    """One length in one layout, with a worker of its own."""
-    lengths = [length] * (MICRO_BATCHES * tokens // length) if mode == "padded" else long_tailed(length, MICRO_BATCHES * tokens)
-    batching = {"mode": mode} | ({"micro_batch_size": tokens // length} if mode == "padded" else {"tokens_per_micro_batch": tokens})
+@dataclass(frozen=True)
+class Case:
+    """One size in one layout: the longest sequence, and the tokens of each of the four micro-batches."""
+
+    mode: str
+    length: int
+    tokens: int
+
+    def lengths(self) -> list[int]:
+        """Of every sequence."""
+        total = MICRO_BATCHES * self.tokens
+        return [self.length] * (total // self.length) if self.mode == "padded" else long_tailed(self.length, total)
+
+    def batching(self) -> BatchingConfig:
+        """With buckets, as graphs need them; eager passes get the same shapes."""
+        if self.mode == "padded":
+            return BatchingConfig(micro_batch_size=self.tokens // self.length, token_buckets=(self.length,))
+        return BatchingConfig(
+            mode="packed",
+            tokens_per_micro_batch=self.tokens,
+            token_buckets=tuple(sorted({self.length, self.tokens})),
+            sequence_buckets=tuple(2**power for power in range(2, 12)),
+        )
+
+
+def measure(model: Path, directory: Path, impl: str, cases: list[Case], seconds: float, cuda: bool) -> list[dict[str, Any]]:
+    """All cases with one worker."""
     config = PolicyConfig(
-        batching=batching,
-        dtype="bfloat16" if cuda else "float32",
-        recompute_logprobs="always",
+        batching=cases[0].batching(), cuda_graph={"impl": impl}, dtype="bfloat16" if cuda else "float32", recompute_logprobs="always"
     )
-    plane, plan = batch(config, lengths)
-    worker = PolicyWorker(config, str(model), 0, f"file://{directory}/rendezvous-{mode}-{length}", plane, seed=0, temperature=1.0)
-    worker.setup()
-    shard = plan.shards[0]
-    if cuda:
-        gc.collect()  # the worker before
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    train = median_seconds(lambda: worker.train(shard, "grpo"), seconds)
-    logprob = median_seconds(lambda: worker.logprob(shard, "warm_up_logprobs"), seconds)
-    gib = torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0
-    worker.close()
-    flops, real = training_flops(str(model), lengths), sum(lengths)
-    return {
-        "mode": mode, "length": length, "train_ms": round(train * 1e3, 1), "train_tokens_per_s": round(real / train),
-        "train_tflops": round(flops / train / 1e12, 3), "logprob_ms": round(logprob * 1e3, 1),
-        "padding": round(1 - plan.token_efficiency, 3), "peak_gib": round(gib, 1),
-    }  # fmt: skip
-
-
-def batch(config: PolicyConfig, lengths: list[int]) -> tuple[MemoryPlane, BatchPlan]:
-    """Random tokens of the given lengths in a plane, the first eighth of each a prompt."""
     plane = MemoryPlane()
-    plane.register_partition("benchmark", fields=FIELDS)
+    worker = PolicyWorker(config, str(model), 0, f"file://{directory}/rendezvous-{impl}", plane, seed=0, temperature=1.0)
+    worker.setup()
+    rows = []
+    for number, case in enumerate(cases):
+        plan = batch(plane, case, f"case-{number}")
+        shard = plan.shards[0]
+        if cuda:
+            worker.drop_graphs()  # the case before
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        train = median_seconds(functools.partial(worker.train, shard, "grpo"), seconds)
+        replays = worker.train(shard, "grpo").get("cuda_graph/replays", 0.0) / len(shard.micro_batches)
+        logprob = median_seconds(functools.partial(worker.logprob, shard, "warm_up_logprobs"), seconds)
+        gib = torch.cuda.max_memory_reserved() / 2**30 if cuda else 0.0
+        flops, real = training_flops(str(model), case.lengths()), sum(case.lengths())
+        rows.append({
+            "impl": impl, "mode": case.mode, "tokens": case.tokens, "length": case.length, "train_ms": round(train * 1e3, 1),
+            "train_tokens_per_s": round(real / train), "train_tflops": round(flops / train / 1e12, 3),
+            "logprob_ms": round(logprob * 1e3, 1), "padding": round(1 - plan.token_efficiency, 3), "peak_gib": round(gib, 1),
+            "replayed": replays,
+        })  # fmt: skip
+        print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
+    worker.close()
+    return rows
+
+
+def batch(plane: MemoryPlane, case: Case, partition: str) -> BatchPlan:
+    """Random tokens of the case's lengths in a partition of the plane, the first eighth of each sequence a prompt."""
+    lengths = case.lengths()
+    plane.register_partition(partition, fields=FIELDS)
     meta = KVBatchMeta(
-        partition_id="benchmark",
+        partition_id=partition,
         keys=tuple(f"k{row}" for row in range(len(lengths))),
         sequence_lengths=tuple(lengths),
         tags=tuple({"response_length": length - length // 8} for length in lengths),
@@ -117,7 +155,7 @@ def batch(config: PolicyConfig, lengths: list[int]) -> tuple[MemoryPlane, BatchP
         "advantages": [torch.randn(()) for _ in lengths],
     }
     columns |= {name: [torch.full((length,), -6.0) for length in lengths] for name in ("generation_logprobs", "policy_logprobs")}
-    return plane, plan_batch(plane.put(meta, columns), config.batching, data_parallel=1)
+    return plan_batch(plane.put(meta, columns), case.batching(), data_parallel=1)
 
 
 def long_tailed(longest: int, tokens: int) -> list[int]:
@@ -129,7 +167,10 @@ def long_tailed(longest: int, tokens: int) -> list[int]:
 
 
 def median_seconds(call: Callable[[], object], seconds: float) -> float:
-    """Median time of a call, after two to warm up. Every call returns host values, so it has finished on the device."""
+    """Median time of a call, after two to warm up (the first warms up and captures CUDA graphs: four micro-batches of one shape).
+
+    Every call ends with host values of its results, so it has finished on the device.
+    """
     for _ in range(2):
         call()
     times: list[float] = []

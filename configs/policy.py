@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from configs.base import StrictModel
 from configs.batching import BatchingConfig
 from configs.compiled_graph import CompiledGraphConfig
+from configs.cuda_graph import CudaGraphConfig, refuse_old_names
+
+_MOST_LENGTHS = 32  # MCore: the lru_cache of RotaryEmbedding.forward
 
 
 class ParallelConfig(StrictModel):
@@ -88,6 +91,7 @@ class PolicyConfig(StrictModel):
     batching: BatchingConfig = BatchingConfig()
     updates_per_step: PositiveInt = Field(1, description="Optimizer steps per rollout; above 1 the batch is split (off-policy).")
     compiled_graph: CompiledGraphConfig = CompiledGraphConfig()
+    cuda_graph: CudaGraphConfig = CudaGraphConfig()
     recompute_logprobs: Literal["auto", "always"] = Field(
         "auto", description="auto: skip the logprob stage when there is one update per rollout: the training pass computes the same."
     )
@@ -96,6 +100,34 @@ class PolicyConfig(StrictModel):
         description="Who reads columns: each worker, or one of each replica (TP x CP x PP), which broadcasts; auto: that, above one rank.",
     )
     timeout_s: PositiveFloat = Field(600.0, description="Longest wait for any one call to the workers.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spelling(cls, values: Any) -> Any:
+        refuse_old_names(values)
+        return values
+
+    @model_validator(mode="after")
+    def _graphs_fit(self) -> Self:
+        if self.cuda_graph.impl == "none":
+            return self
+        named = f"cuda_graph.impl {self.cuda_graph.impl!r}"
+        if self.device == "cpu":
+            raise ValueError(f"{named} needs a GPU, and device is 'cpu': set cuda_graph.impl=none, or device=auto")
+        if self.parallel.pipeline > 1:
+            raise ValueError(
+                f"{named}: stages of a pipeline wait for each other on the host: set parallel.pipeline=1 or cuda_graph.impl=none"
+            )
+        needed = ("token_buckets",) if self.batching.mode == "padded" else ("token_buckets", "sequence_buckets")
+        for name in needed:
+            if not getattr(self.batching, name):
+                raise ValueError(f"{named}: without batching.{name} every batch has a shape of its own, and a graph has one: set them")
+        if len(self.batching.token_buckets) > _MOST_LENGTHS:
+            raise ValueError(
+                f"{named}: {len(self.batching.token_buckets)} batching.token_buckets are more than the {_MOST_LENGTHS} lengths whose "
+                "rotary embeddings Megatron-Core keeps; a graph would read freed memory: take fewer"
+            )
+        return self
 
     def why_no_logprob(self) -> str | None:
         """The reason to skip the logprob stage, or None when it is needed."""

@@ -32,6 +32,8 @@ class MicroBatch:
         input_ids, position_ids: [B, T] int64. Positions restart at each sequence.
         token_mask: [S, L] bool. sample_mask: [S] float32.
         rows: numbers of the real sequences in the plan's meta; empty: padding only. lengths: their tokens.
+        totals: [2] float32, response tokens and samples of the whole batch: denominators of losses. A tensor, for a captured graph reads
+            those of each batch.
         boundaries: packed: [S + 1] int32, where each sequence's slot in the row begins, then T to the end; padded: None.
         index: packed: [S, L] int64, the position in the row of each token that has a log-probability, else 0; padded: None.
         advantages: [S] float32 or None. The three log-probability columns: [S, L] float32 or None.
@@ -41,6 +43,7 @@ class MicroBatch:
     position_ids: torch.Tensor
     token_mask: torch.Tensor
     sample_mask: torch.Tensor
+    totals: torch.Tensor
     rows: tuple[int, ...]
     lengths: tuple[int, ...]
     boundaries: torch.Tensor | None = None
@@ -72,10 +75,11 @@ def build(columns: Columns, plan: ShardPlan, device: torch.device) -> list[Micro
     Raises:
         ValueError: rows whose lengths are not those that the plan was made for.
     """
-    return [_micro_batch(columns, part, plan.packed, device) for part in plan.micro_batches]
+    totals = torch.tensor([max(plan.global_tokens, 1), plan.global_sequences], dtype=torch.float32, device=device)
+    return [_micro_batch(columns, part, plan.packed, totals, device) for part in plan.micro_batches]
 
 
-def _micro_batch(columns: Columns, part: MicroBatchPlan, packed: bool, device: torch.device) -> MicroBatch:
+def _micro_batch(columns: Columns, part: MicroBatchPlan, packed: bool, totals: torch.Tensor, device: torch.device) -> MicroBatch:
     rows = part.rows
     lengths = tuple(len(columns["input_ids"][row]) for row in rows)
 
@@ -104,6 +108,7 @@ def _micro_batch(columns: Columns, part: MicroBatchPlan, packed: bool, device: t
         **layout,
         token_mask=token_mask,
         sample_mask=scalars("sample_mask"),
+        totals=totals,
         rows=rows,
         lengths=lengths,
         advantages=scalars("advantages") if "advantages" in columns else None,

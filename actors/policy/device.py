@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch.overrides import TorchFunctionMode
 
+from actors.policy.cuda_graphs import SEED_OPTIONS
 from configs.policy import ParallelConfig
 
 _shim: TorchFunctionMode | None = None
@@ -86,8 +87,13 @@ def install_cpu_shim() -> None:
     torch.nn.Module.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
 
 
-def init_distributed(device: torch.device, parallel: ParallelConfig, rank: int, init_method: str, seed: int, timeout_s: float) -> None:
+def init_distributed(
+    device: torch.device, parallel: ParallelConfig, rank: int, init_method: str, seed: int, timeout_s: float, *, graphs: bool = False
+) -> None:
     """Join the workers' process group (NCCL or gloo) and lay Megatron's parallel groups over it. Call inside `runtime(device)`.
+
+    Args:
+        graphs: the model's passes will be captured as CUDA graphs.
 
     Raises:
         PeerLostError: the other workers did not come within `timeout_s`.
@@ -117,7 +123,8 @@ def init_distributed(device: torch.device, parallel: ParallelConfig, rank: int, 
     )
     torch.manual_seed(seed)
     # Dropout is 0 in RL: the "inference" tracker's fork() does nothing, so no CUDA generator is needed on a CPU.
-    model_parallel_cuda_manual_seed(seed, inference_rng_tracker=device.type == "cpu", force_reset_rng=True)
+    options = SEED_OPTIONS if graphs else {"inference_rng_tracker": device.type == "cpu"}
+    model_parallel_cuda_manual_seed(seed, force_reset_rng=True, **options)
 
 
 def leave_distributed() -> None:

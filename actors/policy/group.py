@@ -89,12 +89,17 @@ class PolicyGroup:
         seconds = ", ".join(f"{stage} {value:.1f} s" for stage, value in warm.items())
         return (
             f"{len(self._workers)} worker(s) on {info['device']}, {info['parameters']:,} parameters, {info['optimizer']}; {how}; "
+            f"{_graphs(self._config.cuda_graph.impl, captured=info['cuda_graphs'])}; "
             f"warm-up: {seconds}"
         )
 
     @_one_at_a_time
     def train(self, meta: KVBatchMeta, objective: Objective) -> dict[str, float]:
-        """`updates_per_step` optimizer steps (one for sft) over the batch. Returns means over them (maxima of `/max`), tokens, FLOP rate.
+        """`updates_per_step` optimizer steps (one for sft) over the batch.
+
+        Returns:
+            Means over them (maxima of `/max`, sums of `cuda_graph/`), padding_waste (the part of the computed tokens that are no
+            sequence's), tokens, FLOP rate.
 
         Raises:
             ValueError: a batch that does not divide. ActorGoneError, ActorTimeoutError: a worker is lost.
@@ -108,9 +113,7 @@ class PolicyGroup:
             history.append(self._over_replicas("train_step", part, objective))
         if objective == "grpo":
             self._version += 1
-        metrics = {
-            name: max(h[name] for h in history) if name.endswith("/max") else sum(h[name] for h in history) / updates for name in history[0]
-        }
+        metrics = {name: _over_updates(name, [h[name] for h in history]) for name in history[0]}
         seconds = time.monotonic() - started
         flops = training_flops(self._model_path, meta.sequence_lengths)
         metrics |= {
@@ -183,7 +186,8 @@ class PolicyGroup:
         parallel = self._config.parallel
         plan = plan_batch(meta, self._config.batching, data_parallel=parallel.data, align=self._row_multiple)
         results: list[list[Any]] = self._executor.run([Request(method, (shard, *arguments)) for shard in plan.shards])
-        return results[0][0]  # metrics are equal on all ranks
+        metrics: dict[str, float] = results[0][0]  # equal on all ranks
+        return metrics | {"padding_waste": 1 - plan.token_efficiency} if method == "train_step" else metrics
 
     def _on_all(self, method: str, *arguments: Any) -> list[Any]:
         refs = {f"policy-worker-{rank}": getattr(worker, method).remote(*arguments) for rank, worker in enumerate(self._workers)}
@@ -193,6 +197,18 @@ class PolicyGroup:
         # Megatron's default order "tp-cp-ep-dp-pp": tensor fastest, then context, then data, pipeline slowest.
         parallel = self._config.parallel
         return rank // (parallel.tensor * parallel.context) % parallel.data
+
+
+def _graphs(impl: str, *, captured: bool) -> str:
+    if impl == "none":
+        return "no CUDA graphs"
+    return f"CUDA graphs: {impl}" if captured else f"CUDA graphs: {impl} asked for, but the policy is on a CPU: all passes are eager"
+
+
+def _over_updates(name: str, values: list[float]) -> float:
+    if name.startswith("cuda_graph/"):
+        return sum(values)
+    return max(values) if name.endswith("/max") else sum(values) / len(values)
 
 
 def _free_port() -> int:

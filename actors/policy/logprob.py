@@ -3,7 +3,8 @@
     hidden [T, B, H] ── slice ──► logits [t, B, V/TP] ──► log p(token), entropy      (one slice's logits alive at a time)
                                      └── recomputed in the backward pass when there is more than one slice
 
-Pure torch: the vocabulary may be split over a process group, as Megatron's output layer splits it.
+The vocabulary may be split over a process group, as Megatron's output layer splits it. On CUDA the logits stay in the dtype in which
+they were computed, are read once (vocab_kernels.py), and turn into their own gradient; on a CPU all is plain torch in float32.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-SLICE_ELEMENTS = 2**25  # logits of one slice on one rank: 128 MiB in float32
+# Logits of one slice on one rank.
+SLICE_ELEMENTS = 2**25  # on a CPU: 128 MiB in float32
+CUDA_SLICE_ELEMENTS = 2**28  # without a gradient: 512 MiB in bfloat16, and still a large matrix product
+CUDA_KEPT_ELEMENTS = 2**31  # with one: below 4 GiB in bfloat16 they are kept for the backward pass, and not computed again
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ def token_logprobs(
     tokens: torch.Tensor,
     temperature: float,
     shard: VocabShard,
-    slice_elements: int = SLICE_ELEMENTS,
+    slice_elements: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """log p(tokens[:, t] | tokens[:, :t]) under softmax(logits / temperature), computed in float32.
 
@@ -50,16 +54,22 @@ def token_logprobs(
         project: [t, B, H] -> logits [t, B, shard.width], any float dtype.
         tokens: [B, T] int64.
         temperature: of sampling, so that these are the log-probabilities of the distribution that was sampled from.
+        slice_elements: most logits of a slice; default: one of the constants above.
 
     Returns:
         Log-probabilities and entropies (nats; no gradient) of the distribution each token came from: [B, T] float32, 0 at t = 0.
     """
     targets = tokens[:, 1:].t()  # [T - 1, B]; position t predicts token t + 1
     inputs = hidden[:-1]
+    if slice_elements is None:
+        slice_elements = _slice_elements(hidden)
     step = max(1, slice_elements // (tokens.shape[0] * shard.width))
 
     def one_slice(part: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return vocab_logprobs(project(part).float() / temperature, wanted, shard)
+        logits = project(part)
+        if logits.is_cuda:
+            return fused_vocab_logprobs(logits, wanted, temperature, shard)
+        return vocab_logprobs(logits.float() / temperature, wanted, shard)
 
     recompute = torch.is_grad_enabled() and step < len(inputs)
     results = []
@@ -70,6 +80,12 @@ def token_logprobs(
             results.append(one_slice(part, wanted))
     logprobs, entropies = (torch.cat(parts).t() for parts in zip(*results, strict=True))
     return torch.nn.functional.pad(logprobs, (1, 0)), torch.nn.functional.pad(entropies, (1, 0))
+
+
+def _slice_elements(hidden: torch.Tensor) -> int:
+    if not hidden.is_cuda:
+        return SLICE_ELEMENTS
+    return CUDA_KEPT_ELEMENTS if torch.is_grad_enabled() else CUDA_SLICE_ELEMENTS
 
 
 def vocab_logprobs(logits: torch.Tensor, targets: torch.Tensor, shard: VocabShard) -> tuple[torch.Tensor, torch.Tensor]:
@@ -116,3 +132,61 @@ class _VocabParallelLogProb(torch.autograd.Function):
         out = probabilities * -gradient
         out.scatter_add_(-1, index, torch.where(mine.unsqueeze(-1), gradient, 0.0))
         return out, None, None
+
+
+def fused_vocab_logprobs(
+    logits: torch.Tensor, targets: torch.Tensor, temperature: float, shard: VocabShard
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `vocab_logprobs(logits / temperature, ...)` gives, by Triton. The backward pass writes the gradient over the logits.
+
+    Args:
+        logits: [..., shard.width], any float dtype; nothing else may read them afterwards. targets: [...] int64.
+
+    Raises:
+        RuntimeError: in a second backward pass: the logits are gone.
+    """
+    logprobs, entropies = _FusedVocabParallelLogProb.apply(logits.contiguous(), targets, 1.0 / temperature, shard)
+    return logprobs, entropies
+
+
+class _FusedVocabParallelLogProb(torch.autograd.Function):
+    """As _VocabParallelLogProb, over logits that are not yet divided by the temperature."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, scale: float, shard: VocabShard
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        from actors.policy import vocab_kernels
+
+        flat = targets.flatten()
+        real = min(max(shard.total - shard.start, 0), shard.width)
+        peak, total, weighted, picked = vocab_kernels.statistics(logits.view(-1, shard.width), flat, shard.start, real, scale)
+        mine = (flat >= shard.start) & (flat < shard.start + real)
+        highest = peak
+        if shard.group is not None:
+            highest = peak.clone()
+            torch.distributed.all_reduce(highest, op=torch.distributed.ReduceOp.MAX, group=shard.group)
+        drop = peak - highest  # each rank's sums are relative to its own peak: move them to the common one
+        sums = torch.stack((total, weighted + total * drop, torch.zeros_like(total))) * drop.exp()
+        sums[2] = torch.where(mine, picked - highest, 0.0)
+        if shard.group is not None:
+            torch.distributed.all_reduce(sums, group=shard.group)
+        total, weighted, picked = sums
+        log_total = total.log()
+        entropy = (log_total - weighted / total).view(targets.shape)
+        ctx.save_for_backward(logits, flat, highest + log_total)
+        ctx.columns, ctx.scale, ctx.spent = (shard.start, real), scale, False
+        ctx.mark_non_differentiable(entropy)
+        return (picked - log_total).view(targets.shape), entropy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        from actors.policy import vocab_kernels
+
+        if ctx.spent:
+            raise RuntimeError("a second backward pass through fused log-probabilities: the first one wrote over the logits")
+        ctx.spent = True
+        logits, targets, log_total = ctx.saved_tensors
+        upstream = gradients[0].float().flatten()
+        rows = logits.view(-1, logits.shape[-1])
+        return vocab_kernels.gradient_(rows, targets, log_total, upstream, *ctx.columns, ctx.scale).view(logits.shape), None, None, None

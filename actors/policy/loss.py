@@ -27,8 +27,8 @@ def grpo_loss(
     reference_logprobs: torch.Tensor | None,
     config: LossConfig,
     *,
-    global_tokens: int,
-    global_sequences: int,
+    global_tokens: int | torch.Tensor,
+    global_sequences: int | torch.Tensor,
     generation_logprobs: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Sums, Sums]:
     """The clipped surrogate with a KL penalty, negated (DeepSeekMath, arXiv 2402.03300, eq. 3; clip-higher of DAPO, 2503.14476).
@@ -42,7 +42,8 @@ def grpo_loss(
         old_logprobs: [B, T] under the policy that the ratio compares with. None: the same policy, so the ratio is 1.
         advantages: [B]. sample_mask: [B], 0 leaves a row out. token_mask: [B, T], 1 on response tokens.
         reference_logprobs: [B, T]; needed when `config.kl_coef` > 0.
-        global_tokens, global_sequences: response tokens and rows of the whole batch; masked sequences stay in them.
+        global_tokens, global_sequences: response tokens and rows of the whole batch, as numbers or scalar tensors; masked sequences stay in
+            them.
         generation_logprobs: [B, T] of the engine; needed when `config` corrects for it.
 
     Returns:
@@ -142,7 +143,7 @@ def sequence_mask(policy_logprobs: torch.Tensor, generation_logprobs: torch.Tens
 
 
 def sft_loss(
-    logprobs: torch.Tensor, token_mask: torch.Tensor, sample_mask: torch.Tensor, *, global_tokens: int
+    logprobs: torch.Tensor, token_mask: torch.Tensor, sample_mask: torch.Tensor, *, global_tokens: int | torch.Tensor
 ) -> tuple[torch.Tensor, Sums]:
     """Mean negative log-likelihood of the response tokens. Shapes as in `grpo_loss`."""
     mask = token_mask.to(logprobs.dtype) * sample_mask[:, None]
@@ -170,7 +171,9 @@ def _correct(
     return weights, kept, sums | weighed
 
 
-def _aggregate(per_token: torch.Tensor, mask: torch.Tensor, how: str, tokens: int, sequences: int) -> torch.Tensor:
+def _aggregate(
+    per_token: torch.Tensor, mask: torch.Tensor, how: str, tokens: int | torch.Tensor, sequences: int | torch.Tensor
+) -> torch.Tensor:
     if how == "token_mean":
         return (per_token * mask).sum() / tokens
     lengths = mask.sum(dim=1).clamp(min=1)

@@ -1,11 +1,11 @@
 """What a step reports: sums and maxima of micro-batches, over ranks, to the metrics of the whole batch.
 
-micro-batch ── Report ──► sum, max over micro-batches ──► over data-parallel ranks ──► to the other pipeline stages
+micro-batch ── Report ──► tally ──► sum, max over micro-batches ──► over data-parallel ranks ──► to the other pipeline stages
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -15,19 +15,28 @@ from configs.policy import LossConfig
 _SUMMED = ("loss", "tokens", "entropy", "kl", "clipped", "ratio", "logprob_error", *CORRECTION_SUMS)
 _LARGEST = ("ratio", "logprob_error")
 
-# Of one micro-batch, on the last pipeline stage: {"sums": {...}, "largest": {...}} when training.
-Report = dict[str, Any]
+# Sums and maxima of one micro-batch by the names above; those that an objective has not are 0.
+Report = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]
+# The same as vectors, float64.
+Tally = tuple[torch.Tensor, ...]
 
 
-def reduce_reports(reports: list[Report], device: torch.device) -> tuple[dict[str, float], dict[str, float]]:
+def tally(report: Report, device: torch.device) -> Tally:
+    """A report as two vectors, by launches on the device alone."""
+    absent = torch.zeros((), dtype=torch.float64, device=device)
+    return tuple(
+        torch.stack([found.get(name, absent).double() for name in names]) for names, found in zip((_SUMMED, _LARGEST), report, strict=True)
+    )
+
+
+def reduce_tallies(tallies: Sequence[Tally], device: torch.device) -> tuple[dict[str, float], dict[str, float]]:
     """Sums and maxima over micro-batches and data-parallel ranks, on every rank. A collective; needs Megatron's groups."""
     from megatron.core import parallel_state
 
     sums = torch.zeros(len(_SUMMED), dtype=torch.float64, device=device)
     largest = torch.zeros(len(_LARGEST), dtype=torch.float64, device=device)
-    for report in reports:
-        sums += torch.stack([torch.as_tensor(report["sums"].get(name, 0.0), device=device).double() for name in _SUMMED])
-        found = torch.stack([torch.as_tensor(report["largest"].get(name, 0.0), device=device).double() for name in _LARGEST])
+    for summed, found in tallies:
+        sums += summed
         largest = torch.maximum(largest, found)
     data = parallel_state.get_data_parallel_group(with_context_parallel=True)
     torch.distributed.all_reduce(sums, group=data)

@@ -15,6 +15,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
+from actors.policy.cuda_graphs import MODEL_OPTIONS
 from actors.policy.hf import head_dim, rope_scaling_factor, rope_theta
 from configs.base import ConfigError
 from configs.policy import ParallelConfig
@@ -24,7 +25,7 @@ logging.getLogger(GPTModel.__module__).setLevel(logging.ERROR)
 
 
 def transformer_config(
-    hf: Any, parallel: ParallelConfig, dtype: torch.dtype, *, shapes_vary: bool = False, fused: bool = False
+    hf: Any, parallel: ParallelConfig, dtype: torch.dtype, *, shapes_vary: bool = False, fused: bool = False, graphs: bool = False
 ) -> TransformerConfig:
     """Megatron's configuration of the model that `hf` (a transformers configuration) describes."""
     return TransformerConfig(
@@ -63,14 +64,18 @@ def transformer_config(
         gradient_accumulation_fusion=False,
         # Losses are sums divided by denominators of the whole batch, so gradients are summed, never averaged.
         calculate_per_token_loss=True,
+        **(MODEL_OPTIONS if graphs else {}),
     )
 
 
-def build_model(hf: Any, parallel: ParallelConfig, dtype: torch.dtype, device: torch.device, *, shapes_vary: bool = False) -> GPTModel:
+def build_model(
+    hf: Any, parallel: ParallelConfig, dtype: torch.dtype, device: torch.device, *, shapes_vary: bool = False, graphs: bool = False
+) -> GPTModel:
     """This rank's part of the model, with weights not yet loaded. Needs Megatron's parallel groups.
 
     Args:
         shapes_vary: micro-batches of one call have shapes of their own (dynamic batching).
+        graphs: passes will be captured as CUDA graphs.
 
     Raises:
         ConfigError: a layout that this model cannot be split into.
@@ -79,7 +84,7 @@ def build_model(hf: Any, parallel: ParallelConfig, dtype: torch.dtype, device: t
     scaling = rope_scaling_factor(hf)
     fused = takes_transformer_engine(device, dtype)
     model = GPTModel(
-        config=transformer_config(hf, parallel, dtype, shapes_vary=shapes_vary, fused=fused),
+        config=transformer_config(hf, parallel, dtype, shapes_vary=shapes_vary, fused=fused, graphs=graphs),
         transformer_layer_spec=_block(hf, parallel, fused=fused),
         vocab_size=padded_vocab_size(hf, parallel.tensor),
         max_sequence_length=hf.max_position_embeddings,

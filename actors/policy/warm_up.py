@@ -34,11 +34,13 @@ def warm_up(config: PolicyConfig, plane: DataPlane, longest: int, run: Callable[
     requests = {"train": Request("warm_up", ("grpo",))}
     if config.why_no_logprob() is None or config.why_no_ref_logprob() is None:
         requests = {"logprob": Request("logprob_step", (_LOGPROBS, False)), **requests}
+    passes = 1 if config.cuda_graph.impl == "none" else config.cuda_graph.warmup_steps + 1  # the last one captures
     seconds = {}
     try:
         for stage, request in requests.items():
             started = time.monotonic()
-            run(request, meta)
+            for _ in range(passes):
+                run(request, meta)
             seconds[stage] = time.monotonic() - started
     finally:
         plane.clear(meta)

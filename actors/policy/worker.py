@@ -3,6 +3,8 @@
     plan ──read, build──► micro-batches ──► forward_backward_func ──► DDP sums gradients ──► optimizer      train
                                         └─► forward only ──► log-probabilities ──put──► data plane        logprob
 
+With policy.cuda_graph, the schedule runs one micro-batch at a time, and cuda_graphs.py replays what it launched.
+
 The last pipeline stage's output is not logits but [2, B, T]: each token's log-probability, and its distribution's entropy.
 Losses get it per sequence, [2, S, L], whatever the layout of the micro-batch (batch.py).
 
@@ -11,11 +13,12 @@ All ranks of a group are called together: the calls are collectives.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, Literal
 
@@ -27,16 +30,17 @@ from actors.policy import batch as batches
 from actors.policy import device as devices
 from actors.policy.batch import MicroBatch
 from actors.policy.columns import BASE, train_columns
+from actors.policy.cuda_graphs import GraphCache, Outputs, capture_stream
 from actors.policy.fetch import ColumnReader
 from actors.policy.hf import check_model_dir, parameter_count
 from actors.policy.logprob import VocabShard, token_logprobs
 from actors.policy.loss import Sums, grpo_loss, logprob_error, masked_sum, sft_loss
-from actors.policy.metrics import Report, reduce_reports, step_metrics
+from actors.policy.metrics import reduce_tallies, step_metrics, tally
 from actors.policy.packing import packed_inputs, takes_thd
 from configs.policy import OptimizerConfig, PolicyConfig
 
-# On the last pipeline stage: (micro-batch, [2, S, L]) -> (loss, what the step reports of it).
-LossFunction = Callable[[MicroBatch, torch.Tensor], tuple[torch.Tensor, Report]]
+# On the last pipeline stage: (micro-batch, [2, S, L]) -> (loss, what the step keeps of it).
+LossFunction = Callable[[MicroBatch, torch.Tensor], tuple[torch.Tensor, Outputs]]
 
 
 def _on_device[**P, R](method: Callable[Concatenate[PolicyWorker, P], R]) -> Callable[Concatenate[PolicyWorker, P], R]:
@@ -77,6 +81,7 @@ class PolicyWorker:
         self._config, self._model_path, self._plane = config, model_path, data_plane
         self._rank, self._init_method, self._seed, self._temperature = rank, init_method, seed, temperature
         self._reference: list[torch.Tensor] | None = None
+        self._graphs: GraphCache | None = None
         self._device = devices.choose(config.device, rank)
 
     @_on_device
@@ -84,10 +89,11 @@ class PolicyWorker:
         """Join the group, build the model, load the weights. Returns rank, device, parameters of the whole model, optimizer."""
         config = self._config
         self._dtype = getattr(torch, config.dtype)
-        devices.init_distributed(self._device, config.parallel, self._rank, self._init_method, self._seed, config.timeout_s)
+        graphs = config.cuda_graph.impl != "none" and self._device.type == "cuda"
+        devices.init_distributed(self._device, config.parallel, self._rank, self._init_method, self._seed, config.timeout_s, graphs=graphs)
         self._reader = ColumnReader(self._plane, config, self._rank, self._device)
         from megatron.core import parallel_state
-        from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+        from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
         from actors.policy.model import build_model
         from actors.policy.weights import load_hf
@@ -95,28 +101,31 @@ class PolicyWorker:
         self._state = parallel_state
         self._hf = check_model_dir(self._model_path)
         shapes_vary = config.batching.mode == "dynamic"
-        self._bare = build_model(self._hf, config.parallel, self._dtype, self._device, shapes_vary=shapes_vary)
+        self._bare = build_model(self._hf, config.parallel, self._dtype, self._device, shapes_vary=shapes_vary, graphs=graphs)
         self._thd = takes_thd(self._bare)
         load_hf(self._bare, self._model_path, self._hf)
         self._distributed_optimizer = self._device.type == "cuda"
-        self._model = DistributedDataParallel(
-            self._bare.config,
-            DistributedDataParallelConfig(
-                grad_reduce_in_fp32=True,
-                overlap_grad_reduce=False,
-                use_distributed_optimizer=self._distributed_optimizer,
-                check_for_nan_in_grad=False,  # it raises on one rank and leaves the others waiting; `train` checks on all
-            ),
-            self._bare,
-        )
-        # The second argument would divide by tokens; our losses already are.
-        self._bare.config.finalize_model_grads_func = lambda model, _tokens=None, **kw: finalize_model_grads(model, None, **kw)
+        with capture_stream(self._device) if graphs else contextlib.nullcontext():
+            self._model = DistributedDataParallel(
+                self._bare.config,
+                DistributedDataParallelConfig(
+                    grad_reduce_in_fp32=True,
+                    overlap_grad_reduce=False,
+                    use_distributed_optimizer=self._distributed_optimizer,
+                    # It raises on one rank and leaves the others waiting, and cannot be captured; `train` checks on all ranks.
+                    check_for_nan_in_grad=False,
+                ),
+                self._bare,
+            )
+        if config.cuda_graph.impl != "none":
+            self._graphs = GraphCache(config.cuda_graph.warmup_steps, self._device, self._anchors)
         self.reset_optimizer(config.optimizer)
         return {
             "rank": self._rank,
             "device": str(self._device),
             "parameters": parameter_count(self._model_path),
             "optimizer": "Megatron's distributed AdamW" if self._distributed_optimizer else "Megatron's AdamW",
+            "cuda_graphs": graphs,
         }
 
     @_on_device
@@ -137,7 +146,8 @@ class PolicyWorker:
 
         Returns:
             loss, entropy, grad_norm (before clipping), lr, response_tokens; for grpo also kl, clip_fraction, ratio and
-            ratio/max, logprob_error/mean and /max.
+            ratio/max, logprob_error/mean and /max; with policy.cuda_graph also the counts of `GraphCache` since
+            the step before, so those of log-probability passes as well.
 
         Raises:
             MissingColumnsError, DataPlaneError: the columns that the objective reads were not written, or cannot be read.
@@ -146,8 +156,8 @@ class PolicyWorker:
         micro_batches = self._micro_batches(plan, train_columns(self._config, objective))
         self._model.zero_grad_buffer()
         self._optimizer.zero_grad()
-        reports = self._forward_backward(micro_batches, lambda b, out: self._loss(plan, objective, b, out), forward_only=False)
-        totals, largest = reduce_reports(reports, self._device)
+        tallies = self._forward_backward(f"train ({objective})", micro_batches, self._objective(objective), forward_only=False)
+        totals, largest = reduce_tallies(tallies, self._device)
         self._optimizer.prepare_grads()  # step() does so again, which changes nothing: the norm is wanted before it
         grad_norm = float(self._optimizer.get_grad_norm())
         if not (math.isfinite(totals["loss"]) and math.isfinite(grad_norm)):
@@ -155,7 +165,7 @@ class PolicyWorker:
         self._scheduler.step(1)
         self._optimizer.step()
         lr = float(self._optimizer.param_groups[0]["lr"])
-        return step_metrics(objective, totals, largest, self._config.loss) | {"grad_norm": grad_norm, "lr": lr}
+        return step_metrics(objective, totals, largest, self._config.loss) | {"grad_norm": grad_norm, "lr": lr} | self._graph_counts()
 
     @_on_device
     def evaluate(self, plan: ShardPlan) -> dict[str, float]:
@@ -165,8 +175,8 @@ class PolicyWorker:
             MissingColumnsError, DataPlaneError: the token columns were not written, or cannot be read.
         """
         micro_batches = self._micro_batches(plan, BASE)
-        reports = self._forward_backward(micro_batches, lambda b, out: self._loss(plan, "sft", b, out), forward_only=True)
-        return step_metrics("sft", *reduce_reports(reports, self._device), self._config.loss)
+        tallies = self._forward_backward("evaluate", micro_batches, self._objective("sft"), forward_only=True)
+        return step_metrics("sft", *reduce_tallies(tallies, self._device), self._config.loss)
 
     @_on_device
     def warm_up(self, plan: ShardPlan, objective: Literal["sft", "grpo"]) -> None:
@@ -174,9 +184,10 @@ class PolicyWorker:
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
             micro_batches = self._micro_batches(plan, train_columns(self._config, objective))
             self._model.zero_grad_buffer()
-            reports = self._forward_backward(micro_batches, lambda b, out: self._loss(plan, objective, b, out), forward_only=False)
-            reduce_reports(reports, self._device)
+            tallies = self._forward_backward(f"train ({objective})", micro_batches, self._objective(objective), forward_only=False)
+            reduce_tallies(tallies, self._device)
             self._model.zero_grad_buffer()
+            self._graph_counts()  # steps report their own
 
     @_on_device
     def logprob(self, plan: ShardPlan, column: str, reference: bool = False) -> dict[str, float]:
@@ -192,17 +203,22 @@ class PolicyWorker:
         if reference:
             self._swap_reference()
         try:
-            results = self._forward_backward(micro_batches, lambda _, out: (out.sum(), {"logprobs": out[0]}), forward_only=True)
+            results = self._forward_backward("logprob", micro_batches, lambda _, out: (out.sum(), (out[0],)), forward_only=True)
         finally:
             if reference:
                 self._swap_reference()
         if self._writes_back():
             rows: dict[int, torch.Tensor] = {}
-            for micro_batch, result in zip(micro_batches, results, strict=True):
-                masked = torch.where(micro_batch.token_mask, result["logprobs"], 0.0)
+            for micro_batch, (logprobs,) in zip(micro_batches, results, strict=True):
+                masked = torch.where(micro_batch.token_mask, logprobs, 0.0)
                 rows.update(micro_batch.unpad(masked))
             self._plane.put(plan.meta, {column: [rows[row] for row in range(len(plan.meta))]}, overwrite=True)
         return {"response_tokens": float(plan.global_tokens)}
+
+    def drop_graphs(self) -> None:
+        """Free what CUDA graphs hold. Passes that need one capture it anew."""
+        if self._graphs is not None:
+            self._graphs.clear()
 
     @_on_device
     def export_weights(self) -> dict[str, torch.Tensor] | None:
@@ -233,6 +249,7 @@ class PolicyWorker:
     @_on_device
     def close(self) -> None:
         """Leave the process group. Idempotent."""
+        self.drop_graphs()
         devices.leave_distributed()
 
     # ---- inside a step ----
@@ -240,9 +257,12 @@ class PolicyWorker:
     def _micro_batches(self, plan: ShardPlan, fields: Sequence[str]) -> list[MicroBatch]:
         return batches.build(self._reader.read(plan.meta, fields), plan, self._device)
 
-    def _loss(self, plan: ShardPlan, objective: str, b: MicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, Report]:
+    def _objective(self, name: str) -> LossFunction:
+        return functools.partial(self._loss, name)
+
+    def _loss(self, objective: str, b: MicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, Outputs]:
         logprobs, entropies = output
-        tokens = max(plan.global_tokens, 1)
+        tokens, sequences = b.totals
         counted = b.token_mask * b.sample_mask[:, None]
         sums: Sums
         largest: Sums = {}
@@ -259,7 +279,7 @@ class PolicyWorker:
                 b.reference_logprobs,
                 self._config.loss,
                 global_tokens=tokens,
-                global_sequences=plan.global_sequences,
+                global_sequences=sequences,
                 generation_logprobs=b.generation_logprobs,
             )
             # Of the weights that generated: after the first of several updates `logprobs` belongs to others.
@@ -267,10 +287,30 @@ class PolicyWorker:
             error = logprob_error(generating, b.generation_logprobs, counted > 0)
             sums["logprob_error"], largest["logprob_error"] = error
         sums |= {"loss": loss.detach(), "tokens": counted.sum(), "entropy": masked_sum(entropies, counted)}
-        return loss, {"sums": sums, "largest": largest}
+        return loss, tally((sums, largest), self._device)
 
-    def _forward_backward(self, micro_batches: list[MicroBatch], loss: LossFunction, *, forward_only: bool) -> list[Report]:
-        """Megatron's schedule over the micro-batches. Returns what `loss` reported of each, on the last pipeline stage."""
+    def _forward_backward(self, stage: str, micro_batches: list[MicroBatch], loss: LossFunction, *, forward_only: bool) -> list[Outputs]:
+        """The passes over the micro-batches, and the reduction of their gradients. Returns what `loss` kept of each, on the last stage."""
+        from megatron.core.distributed import finalize_model_grads
+
+        self._model.train(not forward_only)
+        with torch.set_grad_enabled(not forward_only):
+            if self._graphs is None:
+                kept = self._schedule(micro_batches, loss, forward_only=forward_only)
+            else:
+                self._graphs.begin()
+                alone = functools.partial(self._schedule_one, loss=loss, forward_only=forward_only)
+                kept = [self._graphs.run(stage, b, alone) for b in micro_batches]
+        if not forward_only:
+            finalize_model_grads([self._model], None)  # the second would divide by tokens; our losses already are
+        return kept
+
+    def _schedule_one(self, b: MicroBatch, *, loss: LossFunction, forward_only: bool) -> Outputs:
+        (kept,) = self._schedule([b], loss, forward_only=forward_only)
+        return kept
+
+    def _schedule(self, micro_batches: list[MicroBatch], loss: LossFunction, *, forward_only: bool) -> list[Outputs]:
+        """Megatron's schedule. Gradients are summed in the buffers of this rank."""
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         def forward_step(iterator: Any, model: Any) -> tuple[torch.Tensor, Any]:
@@ -279,23 +319,29 @@ class PolicyWorker:
             output = model(input_ids=b.input_ids, position_ids=b.position_ids, output_processor=self._token_logprobs, **visible)
             return output, functools.partial(after, b)
 
-        def after(b: MicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Report]:
-            value, report = loss(b, b.per_sequence(output))
-            return value, b.token_mask.sum().int(), report  # Megatron adds the second, which is int, over micro-batches
+        def after(b: MicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Outputs]:
+            value, kept = loss(b, b.per_sequence(output))
+            return value, b.token_mask.sum().int(), kept  # Megatron adds the second, which is int, over micro-batches
 
-        self._model.train(not forward_only)
         size, length = micro_batches[0].input_ids.shape  # of all; where they differ, stages exchange shapes and ignore these
-        with torch.set_grad_enabled(not forward_only):
-            reports: list[Report] = get_forward_backward_func()(
-                forward_step_func=forward_step,
-                data_iterator=iter(micro_batches),
-                model=self._model,
-                num_microbatches=len(micro_batches),
-                seq_length=length,
-                micro_batch_size=size,
-                forward_only=forward_only,
-            )
-        return reports
+        kept: list[Outputs] = get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=iter(micro_batches),
+            model=self._model,
+            num_microbatches=len(micro_batches),
+            seq_length=length,
+            micro_batch_size=size,
+            forward_only=forward_only,
+        )
+        return kept
+
+    def _anchors(self) -> Iterator[torch.Tensor]:
+        for parameter in self._bare.parameters():
+            yield parameter
+            yield parameter.main_grad
+
+    def _graph_counts(self) -> dict[str, float]:
+        return {} if self._graphs is None else self._graphs.counts()
 
     def _token_logprobs(
         self, *, hidden_states: torch.Tensor, output_layer: Any, output_weight: Any, input_ids: torch.Tensor, **_: Any

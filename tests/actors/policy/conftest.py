@@ -40,6 +40,8 @@ GRPO = {
 CORRECTED = GRPO | {"loss": {"importance_sampling": "token", "importance_cap": 2.0, "max_sequence_logprob_error": 3.5}}
 GRPO_STEPS = ("snapshot", "logprob", "reference", "grpo", "grpo", "grpo", "export")
 BATCHING = {mode: {"mode": mode, "tokens_per_micro_batch": 64} for mode in ("dynamic", "packed")}
+BUCKETED = {"micro_batch_size": 2, "token_buckets": [16, 24]}
+GRAPHS = {"device": "auto", "cuda_graph": {"impl": "full_iteration"}}
 SFT = {"optimizer": OPTIMIZER | {"clip_grad": 0.0}, "batching": {"micro_batch_size": 3}}
 
 
@@ -115,6 +117,8 @@ def _single(models: dict[str, Path], layout: str) -> list[Job]:
         Job("sft-warmed", str(models["qwen2-untied"]), ("warm_up", "sft", "sft", "sft", "export"), vocab=97, policy=SFT),
         Job("grpo-again", str(models["qwen3-tied"]), GRPO_STEPS, vocab=97, policy=GRPO),
         Job("one-micro-batch", str(models["qwen3-tied"]), GRPO_STEPS, vocab=97, policy=GRPO | {"batching": {"micro_batch_size": 6}}),
+        Job("bucketed", str(models["qwen3-tied"]), GRPO_STEPS, vocab=97, policy=GRPO | {"batching": BUCKETED}),
+        Job("graphs", str(models["qwen3-tied"]), GRPO_STEPS, vocab=97, policy=GRPO | {"batching": BUCKETED} | GRAPHS),
         Job("retried", llama, ("logprob", "logprob")),
         Job("missing", llama, ("grpo",), policy=on_policy | {"recompute_logprobs": "always"}),
         Job("moved", llama, ("snapshot", "grpo", "reference", "logprob", "export"), policy=on_policy),

@@ -46,6 +46,11 @@ def test_an_unneeded_logprob_stage_is_not_warmed_up() -> None:
     assert [request.method for request, _ in seen] == ["warm_up"]
 
 
+def test_with_cuda_graphs_the_stages_run_until_they_are_captured() -> None:
+    seen, _, _ = run_with(batching={"token_buckets": [64]}, cuda_graph={"impl": "full_iteration", "warmup_steps": 2})
+    assert [request.method for request, _ in seen] == ["warm_up"] * 3
+
+
 @pytest.mark.parametrize("mode", ["dynamic", "packed"])
 def test_a_token_budget_is_filled(mode: str) -> None:
     seen, _, _ = run_with(batching={"mode": mode, "tokens_per_micro_batch": 200})

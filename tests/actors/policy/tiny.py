@@ -54,8 +54,11 @@ def write_model(directory: Path, kind: str, *, tied: bool, vocab: int = 96, shar
     return directory
 
 
-def batch(seed: int, vocab: int, rows: int = 6) -> tuple[KVBatchMeta, dict[str, list[torch.Tensor]]]:
-    """Rows of different lengths with every column of a GRPO step but the log-probabilities of policy and reference."""
+def batch(seed: int, vocab: int, rows: int = 6, longest: int = 8) -> tuple[KVBatchMeta, dict[str, list[torch.Tensor]]]:
+    """Rows of different lengths with every column of a GRPO step but the log-probabilities of policy and reference.
+
+    Prompts have 2 to 7 tokens, responses 3 to `longest`.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def draw(low: int, high: int) -> int:
@@ -66,7 +69,7 @@ def batch(seed: int, vocab: int, rows: int = 6) -> tuple[KVBatchMeta, dict[str, 
     }
     prompts, lengths = [], []
     for row in range(rows):
-        prompt, response = draw(2, 8), draw(3, 9)
+        prompt, response = draw(2, 8), draw(3, longest + 1)
         mask = torch.arange(prompt + response) >= prompt
         columns["input_ids"].append(torch.randint(0, vocab, (prompt + response,), generator=generator))
         columns["token_mask"].append(mask)

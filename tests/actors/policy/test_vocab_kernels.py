@@ -1,0 +1,57 @@
+"""The Triton kernels of CUDA's log-probabilities, run by Triton's interpreter on a CPU, against the plain path. (On a GPU: tests/gpu.)
+
+The vocabulary is split over two processes, padded at its end, and longer than a kernel's block.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import sys, torch
+from actors.policy.logprob import VocabShard, fused_vocab_logprobs, vocab_logprobs
+
+rank, address = int(sys.argv[1]), sys.argv[2]
+torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+for dtype, tolerance in ((torch.float32, 2e-6), (torch.bfloat16, 1e-2)):
+    torch.manual_seed(0)
+    width, total, temperature = 4100, 8191, 0.7
+    logits = (6 * torch.randn(3, 2, 2 * width)).to(dtype)
+    logits[..., total:] = 99.0  # padding would win every softmax
+    targets, upstream = torch.randint(0, total, (3, 2)), torch.randn(3, 2)
+    targets[0, 0], targets[0, 1] = width, width - 1
+    whole = logits.float().requires_grad_()
+    expected, entropy = vocab_logprobs(whole / temperature, targets, VocabShard(0, 2 * width, total))
+    (expected * upstream).sum().backward()
+    columns = slice(rank * width, (rank + 1) * width)
+    mine = logits[..., columns].detach().clone().requires_grad_()
+    shard = VocabShard(rank * width, width, total, torch.distributed.group.WORLD)
+    ours, our_entropy = fused_vocab_logprobs(mine * 1, targets, temperature, shard)
+    assert not our_entropy.requires_grad
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(our_entropy, entropy, atol=1e-5, rtol=1e-5)
+    (ours * upstream).sum().backward(retain_graph=True)
+    torch.testing.assert_close(mine.grad.float(), whole.grad[..., columns], atol=tolerance, rtol=tolerance)
+    assert not mine.grad[..., total - rank * width :].any()
+    try:
+        ours.sum().backward()
+    except RuntimeError as error:
+        assert "second backward" in str(error)
+    else:
+        raise AssertionError("the logits were used twice")
+"""
+
+
+def test_the_kernels_equal_the_plain_path_over_a_split_vocabulary(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(rank), f"file://{tmp_path}/rendezvous"],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    for rank in ranks:
+        output, _ = rank.communicate(timeout=120)
+        assert rank.returncode == 0, output

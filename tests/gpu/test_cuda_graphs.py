@@ -1,0 +1,106 @@
+"""Replayed passes equal eager ones bit for bit: twenty steps of changing lengths, log-probabilities and training, in every layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actors.data_plane.memory import MemoryPlane
+from actors.data_plane.sharding import plan_batch
+from configs.policy import PolicyConfig
+from tests.actors.policy import tiny
+from tests.gpu.test_policy import FIELDS, worker
+
+pytestmark = pytest.mark.gpu
+STEPS, ROWS = 20, 8
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "padded": {"mode": "padded", "micro_batch_size": 4, "token_buckets": [16, 32, 48]},
+    "dynamic": {"mode": "dynamic", "tokens_per_micro_batch": 96, "token_buckets": [8, 16, 32, 48], "sequence_buckets": [1, 2, 4, 8]},
+    "packed": {"mode": "packed", "tokens_per_micro_batch": 96, "token_buckets": [48, 96], "sequence_buckets": [4, 8]},
+}
+
+
+@dataclass
+class Run:
+    """What twenty steps gave."""
+
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    counts: list[dict[str, float]] = field(default_factory=list)
+    logprobs: list[torch.Tensor] = field(default_factory=list)
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def run(model: Path, directory: Path, layout: str, dtype: str, impl: str) -> Run:
+    config = PolicyConfig(
+        device="cuda", dtype=dtype, batching=LAYOUTS[layout], cuda_graph={"impl": impl, "warmup_steps": 2},
+        optimizer={"lr": 1e-3}, loss={"importance_sampling": "token"}, recompute_logprobs="always",
+    )  # fmt: skip
+    plane, seen = MemoryPlane(), Run()
+    plane.register_partition("train", fields=FIELDS)
+    with worker(config, model, plane, directory) as policy:
+        for step in range(STEPS):
+            meta, columns = tiny.batch(step, 96, rows=ROWS, longest=4 + 6 * (step % 7))
+            meta = plane.put(meta, columns)
+            policy.logprob(plan_batch(meta, config.batching, data_parallel=1).shards[0], "policy_logprobs")
+            meta = meta.with_fields("policy_logprobs")
+            seen.logprobs += plane.get(meta, ["policy_logprobs"])["policy_logprobs"]
+            metrics = policy.train(plan_batch(meta, config.batching, data_parallel=1).shards[0], "grpo")
+            counts = {name: metrics.pop(name) for name in list(metrics) if name.startswith("cuda_graph/")}
+            seen.metrics.append(metrics)
+            seen.counts.append(counts)
+            plane.clear(meta)
+        seen.weights = policy.export_weights() or {}
+    return seen
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_replay_equals_eager_bit_for_bit(layout: str, dtype: str, tmp_path: Path) -> None:
+    model = tiny.write_model(tmp_path / "model", "qwen3", tied=True)
+    (tmp_path / "eager").mkdir()
+    (tmp_path / "graphs").mkdir()
+    eager = run(model, tmp_path / "eager", layout, dtype, "none")
+    graphs = run(model, tmp_path / "graphs", layout, dtype, "full_iteration")
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(graphs.logprobs, eager.logprobs, strict=True))
+    assert graphs.metrics == eager.metrics
+    for name, tensor in eager.weights.items():
+        assert torch.equal(graphs.weights[name], tensor), name
+    assert not eager.counts[0]
+    total = {name: sum(step[name] for step in graphs.counts) for name in graphs.counts[0]}
+    assert total["cuda_graph/replays"] > total["cuda_graph/eager"]
+    assert total["cuda_graph/captures"] >= 4  # two shapes at least, in two stages
+    assert total["cuda_graph/dropped"] == 0
+
+
+def test_weights_that_move_are_captured_anew(tmp_path: Path) -> None:
+    model = tiny.write_model(tmp_path / "model", "qwen3", tied=True)
+    config = PolicyConfig(
+        device="cuda", dtype="bfloat16", batching=LAYOUTS["padded"], cuda_graph={"impl": "full_iteration", "warmup_steps": 1}
+    )
+    plane = MemoryPlane()
+    plane.register_partition("train", fields=FIELDS)
+    meta, columns = tiny.batch(5, 96, rows=ROWS)
+    meta = plane.put(meta, columns)
+    with worker(config, model, plane, tmp_path) as policy:
+        plan = plan_batch(meta, config.batching, data_parallel=1).shards[0]
+
+        def logprobs() -> tuple[dict[str, float], list[torch.Tensor]]:
+            policy.logprob(plan, "policy_logprobs")
+            assert policy._graphs is not None
+            return policy._graphs.counts(), plane.get(meta.with_fields("policy_logprobs"), ["policy_logprobs"])["policy_logprobs"]
+
+        logprobs()
+        before, old = logprobs()
+        assert before["cuda_graph/replays"] == 2
+        with torch.no_grad():
+            for parameter in policy._bare.parameters():
+                parameter.data = parameter.data * 1.5  # new memory, new values
+        moved, eager = logprobs()
+        again, replayed = logprobs()
+    assert (moved["cuda_graph/dropped"], moved["cuda_graph/captures"], again["cuda_graph/replays"]) == (1, 1, 2)
+    assert not torch.equal(torch.cat(old), torch.cat(eager))
+    assert torch.equal(torch.cat(eager), torch.cat(replayed))
