@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.preflight import check, prepare_model
-from actors.rollout.collector import Validation
+from actors.rollout.validation import Validation
 from configs.run import RunConfig
 from flows.grpo_step import GrpoStep
 from flows.session import Prepared, Session

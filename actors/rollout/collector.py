@@ -7,7 +7,6 @@ flow ◄── meta: keys, lengths, tags ─────────────
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -25,19 +24,8 @@ from actors.policy.hf import check_model_dir
 from actors.rollout.assemble import TRAIN_FIELDS, group_meta, token_columns
 from actors.rollout.prompts import PromptEncoder, PromptStream
 from actors.rollout.supervised import SampleReader, SampleStream, SupervisedBatches
+from actors.rollout.validation import Sample, Validation, Validator, request, sample, scored
 from configs.run import RunConfig
-
-
-class Sample(BaseModel):
-    """One response as a person reads it."""
-
-    model_config = ConfigDict(frozen=True)
-
-    prompt: str
-    response: str
-    answer: str
-    reward: float
-    weight_version: int
 
 
 class Rollout(BaseModel):
@@ -48,16 +36,6 @@ class Rollout(BaseModel):
     meta: KVBatchMeta
     samples: tuple[Sample, ...]
     metrics: dict[str, float]
-
-
-class Validation(BaseModel):
-    """Greedy answers to the held-out problems."""
-
-    model_config = ConfigDict(frozen=True)
-
-    reward: float
-    accuracy: float
-    samples: tuple[Sample, ...]
 
 
 class Collector:
@@ -107,25 +85,18 @@ class Collector:
         tokens = sum(len(result.token_ids) for result in results)
         return Rollout(
             meta=meta,
-            samples=tuple(_sample(problems[row], texts[row], rewards[row], weight_version) for row in shown),
+            samples=tuple(sample(problems[row], texts[row], rewards[row], weight_version) for row in shown),
             metrics={"generated_tokens": tokens, "generate_s": generated - started, "score_and_store_s": time.monotonic() - generated},
         )
 
     def validate(self, weight_version: int) -> Validation:
         """Answer every validation problem once; reward and accuracy are means over all of them."""
         rollout = self._config.rollout
-        problems = [self._environment.problem("validation", i) for i in range(self._environment.size("validation"))]
-        requests = [self._request(p.uid, self._encoder.prompt(p), rollout.validation_temperature, 1.0) for p in problems]
-        texts, rewards = self._score(problems, self._pool.generate(requests))
-        correct = sum(self._environment.correct(reward) for reward in rewards)
-        return Validation(
-            reward=sum(rewards) / len(rewards),
-            accuracy=correct / len(rewards),
-            samples=tuple(
-                _sample(problem, text, reward, weight_version)
-                for problem, text, reward in list(zip(problems, texts, rewards, strict=True))[: self._config.logged_samples]
-            ),
-        )
+        validator = Validator(
+            self._environment, self._encoder, self._pool, self._rewards, self._config.seed,
+            rollout.max_new_tokens, rollout.validation_temperature,
+        )  # fmt: skip
+        return Validation.of(self._environment, validator.answers(weight_version), self._config.logged_samples)
 
     def supervised(self, step: int) -> KVBatchMeta:
         """The next warm-start batch: prompts of the training stream with the environment's own answers."""
@@ -140,20 +111,14 @@ class Collector:
         return self._plane.metrics([others])
 
     def _request(self, request_id: str, prompt: list[int], temperature: float, top_p: float) -> GenerationRequest:
-        digest = hashlib.sha256(f"{self._config.seed}/{request_id}".encode()).digest()
-        return GenerationRequest(
-            request_id=request_id,
-            prompt_token_ids=prompt,
-            max_new_tokens=self._config.rollout.max_new_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            seed=int.from_bytes(digest[:4], "big"),
-        )
+        return request(self._config.seed, request_id, prompt, self._config.rollout.max_new_tokens, temperature, top_p)
+
+    def _rewards(self, problems: Sequence[Problem], texts: Sequence[str]) -> list[float]:
+        rewards: list[float] = ray.get(self._scorer.score.remote(list(problems), list(texts)), timeout=self._config.generation.timeout_s)
+        return rewards
 
     def _score(self, problems: Sequence[Problem], results: Sequence[GenerationResult]) -> tuple[list[str], list[float]]:
-        texts = [self._encoder.text(result.token_ids) for result in results]
-        rewards: list[float] = ray.get(self._scorer.score.remote(list(problems), texts), timeout=self._config.generation.timeout_s)
-        return texts, rewards
+        return scored(self._encoder, self._rewards, problems, results)
 
     def _store(
         self,
@@ -177,7 +142,3 @@ class Collector:
             metas.append(group_meta(self._partition, "rollout", weight_version, uid, lengths[rows], tags[rows]))
         columns = token_columns(repeated, [r.token_ids for r in results], [r.logprobs for r in results])
         return self._plane.put(KVBatchMeta.concat(metas), columns)
-
-
-def _sample(problem: Problem, text: str, reward: float, weight_version: int) -> Sample:
-    return Sample(prompt=problem.question, response=text, answer=problem.answer, reward=reward, weight_version=weight_version)
