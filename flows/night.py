@@ -47,7 +47,7 @@ from tasks.retraining import prompts
 from tasks.retraining.comparison import comparison_markdown
 from tasks.retraining.decision import Scores, Verdict, decide
 from tasks.retraining.lease import Lease
-from tasks.retraining.registry import Attempt, Registry
+from tasks.retraining.registry import Attempt, Registry, why_skip
 
 
 class Night:
@@ -113,16 +113,10 @@ class Night:
 
     def nothing_to_do(self) -> str | None:
         """Why this night needs no training, or None."""
-        new, parent, url = self._found.new, self._found.parent, self.config.data.url
-        since = f" since model {parent.number}" if parent else ""
-        if not new.prompts:
-            return f"nothing new under {url}{since}"
-        if len(new.prompts) < self.config.data.min_prompts:
-            return f"{len(new.prompts)} new prompts under {url}{since}; data.min_prompts is {self.config.data.min_prompts}"
-        tried = self._registry.rejected(parent.number if parent else None, new.digest, self._config_hash)
-        if tried is not None:
-            return f"nothing new under {url} since {tried.time}, when the same was tried and not promoted ({tried.reason})"
-        return None
+        new, data = self._found.new, self.config.data
+        parent = self._found.parent.number if self._found.parent else None
+        tried = self._registry.rejected(parent, new.digest, self._config_hash)
+        return why_skip(len(new.prompts), data.min_prompts, data.url, parent, tried)
 
     def train(self) -> None:
         """The `grpo` flow on the new prompts, from the promoted model; before there is one, from the training recipe's own."""
@@ -132,12 +126,12 @@ class Night:
         self.directory.config.write_text(dump(config))
         (root / "new.jsonl").write_text(prompts.write(self._found.new.prompts), encoding="utf-8")
         (root / "frozen.jsonl").write_text(prompts.write(self._found.frozen), encoding="utf-8")
-        data = EnvironmentConfig(
-            kind="jsonl",
-            path=str(root / "new.jsonl"),
-            validation_path=str(root / "frozen.jsonl"),
-            validation_size=len(self._found.frozen),
-            system_prompt=self._training.environment.system_prompt,
+        data = self._training.environment.model_copy(
+            update={
+                "path": str(root / "new.jsonl"),
+                "validation_path": str(root / "frozen.jsonl"),
+                "validation_size": len(self._found.frozen),
+            }
         )
         training = self._training.model_copy(update={"name": "training", "output_dir": str(root), "environment": data})
         if parent is None:
@@ -212,8 +206,13 @@ class Night:
 
     @property
     def _config_hash(self) -> str:
-        training = self._training.model_dump(mode="json", exclude={"name", "output_dir", "ray"})
-        decides = [training, prompts.digest(self._found.frozen), self.config.promotion.model_dump(mode="json")]
+        training = self._training.model_dump(mode="json", exclude={"name", "output_dir", "ray", "environment"})
+        decides = [
+            training,
+            self._training.environment.system_prompt,
+            prompts.digest(self._found.frozen),
+            self.config.promotion.model_dump(mode="json"),
+        ]
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
     def _recipe(self, name: str, config: BaseConfig) -> str:
@@ -251,13 +250,16 @@ def skipped(reason: str) -> State:
 
 
 def training_config(config: RetrainConfig) -> RunConfig:
-    """The `grpo` recipe that a night trains with, before its data and its model are put in.
+    """The `grpo` recipe that a night trains with, before copies of its data and its model are put in.
 
     Raises:
         ConfigError: it does not load.
     """
     training = load(config.training.recipe, config.training.overrides)
-    return training.model_copy(update={"seed": config.seed})
+    data = EnvironmentConfig(
+        kind="jsonl", path=config.data.url, validation_path=config.frozen_set.url, system_prompt=training.environment.system_prompt
+    )
+    return training.model_copy(update={"seed": config.seed, "environment": data})
 
 
 def evaluation_config(training: RunConfig, old: str, new: str) -> EvaluateConfig:

@@ -64,9 +64,11 @@ def read_files(url: str) -> dict[str, bytes]:
     """
     folder = Folder(url, "data.url")
     with reaching("data.url", url):
-        if not folder.fs.exists(folder.root):
-            raise ConfigError(f"data.url: nothing is at {url}: check the URL, or create the folder for new prompts")
-        if folder.fs.isfile(folder.root):
+        try:
+            kind = folder.fs.info(folder.root)["type"]  # not `exists`, which is False as well when the store cannot be reached
+        except FileNotFoundError:
+            raise ConfigError(f"data.url: nothing is at {url}: check the URL, or create the folder for new prompts") from None
+        if kind == "file":
             return {folder.root.rpartition("/")[2]: folder.fs.cat_file(folder.root)}
         names = [name for name in folder.names(below=True) if name.endswith(_SUFFIX) and not _hidden(name)]
         return {name: content for name in names if (content := folder.read(name)) is not None}

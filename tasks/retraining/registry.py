@@ -239,6 +239,22 @@ class Registry:
         return max((int(name[:-5]) for name in self.folder.names("lineage") if name[:-5].isdecimal()), default=0)
 
 
+def why_skip(new: int, at_least: int, url: str, parent: int | None, tried: Attempt | None) -> str | None:
+    """Why a night need not train, or None.
+
+    Args:
+        new: prompts under the URL that no promoted model was trained on. tried: the same attempt of an earlier night, not promoted.
+    """
+    since = "" if parent is None else f" since model {parent}"
+    if new == 0:
+        return f"nothing new under {url}{since}"
+    if new < at_least:
+        return f"{new} new prompts under {url}{since}; data.min_prompts is {at_least}"
+    if tried is not None:
+        return f"nothing new under {url} since {tried.time}, when the same was tried and not promoted ({tried.reason})"
+    return None
+
+
 def _lineage(number: int) -> str:
     return f"lineage/{number:06d}.json"
 
