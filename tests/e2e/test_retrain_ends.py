@@ -6,6 +6,7 @@ registry, lease, decision and form are real.
 
 from __future__ import annotations
 
+import contextvars
 import json
 import shutil
 import threading
@@ -158,7 +159,7 @@ def answering(bench: Bench, ask: Callable[[], State[Any]], **answer: Any) -> Sta
         with get_client(sync_client=True) as client:
             client.resume_flow_run(run.id, run_input=answer)
 
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(work,))  # the server's address is in the context
     thread.start()
     state = ask()
     thread.join(60)

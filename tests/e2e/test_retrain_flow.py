@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import json
 import shutil
 import threading
@@ -204,7 +205,7 @@ def test_a_person_answers_the_form(server: str, approve: bool) -> None:
             seen.append(client._client.get(f"/flow_runs/{run.id}/input/{keyset['description']}").text)
             client.resume_flow_run(run.id, run_input={"approve": approve, "note": "looks right"})
 
-    thread = threading.Thread(target=answer)
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(answer,))  # the server's address is in the context
     thread.start()
     assert asks.with_options(flow_run_name=name)(30) == {"approve": approve, "note": "looks right"}
     thread.join(30)
