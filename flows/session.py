@@ -28,7 +28,7 @@ from configs.run import BaseConfig
 from flows.step import Step
 from tasks.cluster import cluster
 from tasks.data_plane import data_plane_metrics
-from tasks.launch import RunActors, logical_cpus, stop
+from tasks.launch import EvaluationActors, RunActors, logical_cpus, stop
 from tasks.publish import Publisher
 from tasks.reporting.html import write_report
 from tasks.reporting.metrics import MetricsWriter
@@ -92,7 +92,7 @@ class Session[C: BaseConfig](ABC):
         """
 
     @abstractmethod
-    def _launch(self, prepared: Any) -> RunActors:
+    def _launch(self, prepared: Any) -> RunActors | EvaluationActors:
         """Start the actors."""
 
     @abstractmethod

@@ -110,7 +110,13 @@ class Lease:
         finally:
             stop.set()
             thread.join()
+            self._try_release()
+
+    def _try_release(self) -> None:
+        try:
             self.release()
+        except Exception:  # noqa: BLE001  (what the block has done stands, and the lease expires by itself)
+            _log.warning("the lease on %s could not be released", self._folder.url, exc_info=True)
 
     def _acquire(self) -> None:
         last = self._last()
