@@ -20,10 +20,12 @@ class EvaluateSession(Session[EvaluateConfig]):
     flow = "evaluate"
     config_type = EvaluateConfig
     parts = "vLLM"
+    makes_model = False
     planned_actors = staticmethod(planned_engines)
 
     def __init__(self, config: EvaluateConfig, recipe: str) -> None:
-        super().__init__(config, recipe)
+        # Links such as runs/latest may move while the run goes.
+        super().__init__(config.model_copy(update={name: str(Path(path).resolve()) for name, path in config.models.items()}), recipe)
         self._found: dict[str, Validation] = {}
 
     @staticmethod

@@ -3,7 +3,7 @@
 runs/retrain-cpu/
 ├── config.yaml  new.jsonl  frozen.jsonl     what it was given
 ├── model/                                   what it was trained from, when that was no local directory yet
-├── training.yaml ──► training/              the `grpo` run; training/hf is the candidate
+├── training.yaml ──► training/              the `grpo` run; training/hf is the candidate, and hf a link to it
 ├── evaluation.yaml ──► evaluation/          the `evaluate` run: baseline (old) and model (new)
 └── comparison.md  outcome.json              why it was promoted or not
 """
@@ -41,7 +41,7 @@ from flows.grpo import grpo
 from tasks.cluster import cluster
 from tasks.launch import logical_cpus, planned_actors, planned_engines
 from tasks.reporting.jsonl import read_lines
-from tasks.reporting.run_dir import RunDirectory
+from tasks.reporting.run_dir import RunDirectory, point
 from tasks.retrain import Found, find_new_prompts, keep_old, look, promote, publish_comparison
 from tasks.retraining import prompts
 from tasks.retraining.comparison import comparison_markdown
@@ -143,11 +143,12 @@ class Night:
         training = training.model_copy(update={"model": ModelConfig(path=self._old)})
         self._note(f"{len(self._found.new.prompts):,} new prompts of {', '.join(self._found.new.files)}")
         grpo(recipe=self._recipe("training", training))
+        point(self.directory.hf, root / "training" / "hf")
 
     def evaluate(self) -> Verdict:
         """Old and new model on the frozen set, and what follows from it."""
         root = self.directory.root
-        evaluation = evaluation_config(self._training, self._old, str(root / "training" / "hf")).model_copy(
+        evaluation = evaluation_config(self._training, self._old, str(self.directory.hf)).model_copy(
             update={
                 "output_dir": str(root),
                 "problems": str(root / "frozen.jsonl"),
@@ -189,7 +190,7 @@ class Night:
         """The new model takes the old one's place."""
         promotion = promote(
             self._registry.folder.url,
-            str(self.directory.root / "training" / "hf"),
+            str(self.directory.hf),
             quote(self._attempt),
             quote(self._found.new.consumed),
             quote(self._lease),

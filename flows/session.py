@@ -62,6 +62,7 @@ class Session[C: BaseConfig](ABC):
     flow: ClassVar[FlowName]
     config_type: ClassVar[type[BaseConfig]]
     parts: ClassVar[str]  # what starts, for the person who waits for it
+    makes_model: ClassVar[bool] = True
 
     def __init__(self, config: C, recipe: str) -> None:
         self.config, self.recipe = config, recipe
@@ -103,7 +104,7 @@ class Session[C: BaseConfig](ABC):
 
     def __enter__(self) -> Self:
         self.publisher = Publisher(self.flow)
-        self.directory = RunDirectory.create(self.config.output_dir, self.config.name)
+        self.directory = RunDirectory.create(self.config.output_dir, self.config.name, latest=self.makes_model)
         self.directory.config.write_text(dump(self.config))
         self.metrics = self._stack.enter_context(MetricsWriter(self.directory))
         self.progress = self._stack.enter_context(Progress(VIEWS[self.flow].line))

@@ -113,6 +113,7 @@ def test_the_second_night_finds_nothing_new(nights: Nights) -> None:
     assert (nights.second.type.value, nights.second.name) == ("COMPLETED", "Skipped")
     assert nights.second.message == f"nothing new under file://{nights.root}/new since model 1"
     assert sorted(path.name for path in (nights.root / "runs").iterdir()) == ["latest", "retrain-cpu"]
+    assert (nights.root / "runs" / "latest" / "hf").resolve() == nights.directory / "training" / "hf"
 
 
 def test_what_the_ui_shows(nights: Nights) -> None:

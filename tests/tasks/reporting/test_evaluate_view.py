@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from tasks.reporting.html import render_report
+from tasks.reporting.run_dir import RunDirectory
 from tasks.reporting.summary import Summary, render_summary_text
 
 
@@ -50,3 +52,9 @@ def test_report_of_a_model_alone() -> None:
     assert "<h2>Answers</h2>" in page
     assert "<th>model</th>" in page
     assert "baseline" not in page
+
+
+def test_latest_stays_with_the_newest_model(tmp_path: Path) -> None:
+    trained = RunDirectory.create(tmp_path, "trained")
+    assert RunDirectory.create(tmp_path, "measured", latest=False).root.is_dir()
+    assert (tmp_path / "latest").resolve() == trained.root

@@ -59,12 +59,16 @@ def test_a_holder_that_could_not_renew_stops_by_itself(url: str) -> None:
 
 def test_it_is_renewed_while_it_is_held(url: str) -> None:
     folder = Folder(url, "registry.url")
-    lease = Lease(folder, "a", 0.4)
+    lease = Lease(folder, "a", 2)
     with lease.held():
-        time.sleep(1.0)
+        seen, deadline = set(), time.monotonic() + 60
+        while len(seen) < 3:  # as first written, and two renewals
+            seen.add(folder.read("000001.json"))
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         lease.check()
         with pytest.raises(BusyError):
-            Lease(folder, "b", 0.4).acquire()
+            Lease(folder, "b", 2).acquire()
     assert not [thread for thread in threading.enumerate() if thread.name == "lease"]
 
 
