@@ -49,6 +49,9 @@ from tasks.retraining.decision import Scores, Verdict, decide
 from tasks.retraining.lease import Lease
 from tasks.retraining.registry import Attempt, Registry, why_skip
 
+# Names of the run's state.
+_PROMOTED, _KEPT, _SKIPPED = "Promoted", "Kept", "Skipped"
+
 
 class Night:
     """Holds the registry's lease. Use as a context manager.
@@ -171,19 +174,18 @@ class Night:
             new=new,
             reason=verdict.reason,
         )
-        self._publish(verdict)
         return verdict
 
     def ask(self) -> State | None:
         """Have a person decide; None: go on and promote. Otherwise how the night ends."""
-        answer = ask_approval(self._comparison, self.config.approval)
+        answer = ask_approval(self._publish("Promote the new model?"), self.config.approval)
         if answer is None:
-            # Not remembered as tried: the next night asks again.
-            reason = f"{self._attempt.reason}; nobody approved it within {self.config.approval.timeout_s} s"
-            self._decided(Verdict(promote=False, reason=reason))
-            return self._end("Kept", reason, None)
-        said = f"{'approved' if answer.approve else 'declined'} by a person" + (f": {answer.note}" if answer.note else "")
-        self._decided(Verdict(promote=answer.approve, reason=f"{self._attempt.reason}; {said}"))
+            said = f"nobody approved it within {self.config.approval.timeout_s} s"
+        else:
+            said = f"{'approved' if answer.approve else 'declined'} by a person" + (f": {answer.note}" if answer.note else "")
+        self._attempt = self._attempt.model_copy(update={"reason": f"{self._attempt.reason}; {said}"})
+        if answer is None:
+            return self._end(_KEPT, self._attempt.reason, None)  # not remembered as tried: the next night asks again
         return None if answer.approve else self.keep()
 
     def promote(self) -> State:
@@ -196,12 +198,12 @@ class Night:
             quote(self._lease),
             self.config.registry.keep_models,
         )
-        return self._end("Promoted", f"model {promotion.number}: {promotion.reason}", promotion.number)
+        return self._end(_PROMOTED, f"model {promotion.number}: {promotion.reason}", promotion.number)
 
     def keep(self) -> State:
         """The old model stays."""
         keep_old(self._registry.folder.url, quote(self._attempt))
-        return self._end("Kept", self._attempt.reason, None)
+        return self._end(_KEPT, self._attempt.reason, None)
 
     # ---- inside ----
 
@@ -221,18 +223,16 @@ class Night:
         path.write_text(dump(config))
         return str(path)
 
-    def _decided(self, verdict: Verdict) -> None:
-        self._attempt = self._attempt.model_copy(update={"reason": verdict.reason})
-        self._publish(verdict)
-
-    def _publish(self, verdict: Verdict) -> None:
+    def _publish(self, heading: str) -> str:
         old, new = (read_lines(answers_file(self.directory.root / "evaluation", label)) for label in ("baseline", "model"))
         shown = self.config.frozen_set.logged_samples
-        self._comparison = comparison_markdown(self._attempt, verdict, self._found.new, old, new, shown)
-        (self.directory.root / "comparison.md").write_text(self._comparison, encoding="utf-8")
-        publish_comparison(self._comparison, verdict.reason)
+        page = comparison_markdown(heading, self._attempt, self._found.new, old, new, shown)
+        (self.directory.root / "comparison.md").write_text(page, encoding="utf-8")
+        publish_comparison(page, self._attempt.reason)
+        return page
 
     def _end(self, name: str, message: str, number: int | None) -> State:
+        self._publish("Promoted" if name == _PROMOTED else "Kept the old model")
         outcome = {"outcome": name.lower(), "message": message, "promoted": number, **self._attempt.model_dump(mode="json")}
         (self.directory.root / "outcome.json").write_text(json.dumps(outcome, indent=2) + "\n", encoding="utf-8")
         self._note(f"{name}: {message}")
@@ -245,9 +245,9 @@ class Night:
 
 def skipped(reason: str) -> State:
     """How a night ends that had nothing to do."""
-    get_run_logger().info("Skipped: %s", reason)
-    print(f"Skipped: {reason}", flush=True)
-    return Completed(name="Skipped", message=reason, data={"outcome": "skipped", "message": reason, "promoted": None})
+    get_run_logger().info("%s: %s", _SKIPPED, reason)
+    print(f"{_SKIPPED}: {reason}", flush=True)
+    return Completed(name=_SKIPPED, message=reason, data={"outcome": "skipped", "message": reason, "promoted": None})
 
 
 def training_config(config: RetrainConfig) -> RunConfig:

@@ -1,4 +1,4 @@
-"""Old and new model side by side, as markdown for a person: verdict, numbers, lineage, and answers."""
+"""Old and new model side by side, as markdown for a person: why, numbers, lineage, and answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tasks.reporting.text import number, score
-from tasks.retraining.decision import Paired, Verdict, pair
+from tasks.retraining.decision import Paired, pair
 from tasks.retraining.prompts import NewPrompts
 from tasks.retraining.registry import Attempt
 
@@ -15,7 +15,7 @@ Answer = dict[str, Any]  # a line of answers-*.jsonl
 
 
 def comparison_markdown(
-    attempt: Attempt, verdict: Verdict, new: NewPrompts, old_answers: Sequence[Answer], new_answers: Sequence[Answer], shown: int
+    heading: str, attempt: Attempt, new: NewPrompts, old_answers: Sequence[Answer], new_answers: Sequence[Answer], shown: int
 ) -> str:
     """The page. Answers are of the same problems in the same order; those whose reward changed come first."""
     pairs = list(zip(old_answers, new_answers, strict=True))
@@ -23,9 +23,9 @@ def comparison_markdown(
     parent = "the training recipe's own model" if attempt.parent is None else f"model {attempt.parent}"
     left_out = f" (left out: {new.repeated:,} repeated, {new.held_out:,} of the frozen set)" if new.repeated or new.held_out else ""
     lines = [
-        f"## {'Promoted' if verdict.promote else 'Kept the old model'}",
+        f"## {heading}",
         "",
-        f"{verdict.reason}.",
+        f"{attempt.reason}.",
         "",
         f"Trained from {parent} on {attempt.prompts:,} new prompts of {len(new.files)} file(s){left_out}.",
         "",

@@ -173,6 +173,7 @@ def test_a_person_has_the_last_word(bench: Bench) -> None:
     declined = answering(bench, lambda: bench.night(*required), approve=False, note="too curt")
     assert end(declined) == "Kept"
     assert str(declined.message).endswith("declined by a person: too curt")
+    assert (bench.root / "runs" / "latest" / "comparison.md").read_text().startswith("## Kept the old model\n")
     assert end(bench.night(*required)) == "Skipped"
     bench.arrive("tuesday.jsonl", "b")
     unanswered = bench.night("approval.required=true", "approval.timeout_s=2")
@@ -184,5 +185,6 @@ def test_a_person_has_the_last_word(bench: Bench) -> None:
     found = bench.registry.current()
     assert found is not None
     assert (found.number, found.parent) == (2, 1)
+    assert (bench.root / "runs" / "latest" / "comparison.md").read_text().startswith("## Promoted\n")
     assert found.reason.endswith("approved by a person: good")
     assert set(found.consumed) == {"monday.jsonl", "tuesday.jsonl"}
