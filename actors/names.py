@@ -8,9 +8,9 @@ REPLAY = "replay"
 ENVIRONMENT = "environment"
 
 
-def engines(count: int) -> list[str]:
-    """Names of the engine actors."""
-    return [f"engine-{index}" for index in range(count)]
+def engines(count: int, of: str = "") -> list[str]:
+    """Names of the engine actors; where several models run, `of` says whose."""
+    return [f"{of}-engine-{index}" if of else f"engine-{index}" for index in range(count)]
 
 
 def namespace(run_id: str) -> str:

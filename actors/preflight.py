@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-from actors.environments import Environment, build
+from actors.environments import Environment, Problem, Split, build
 from actors.policy.hf import check_model_dir, head_dim
 from actors.policy.scratch import write_scratch_model
 from actors.rollout.prompts import Problems, PromptEncoder
 from actors.rollout.staleness import build as build_sampler
 from configs.base import ConfigError
 from configs.policy import ParallelConfig
+from configs.rollout import GenerationConfig
 from configs.run import BaseRunConfig, RunConfig
 
 _PROBED_PROMPTS = 512  # prompts of each split whose length is checked; a generated task cannot be checked to its end
@@ -52,7 +53,7 @@ def check(config: RunConfig, model_path: str) -> None:
     if config.mode == "async":
         build_sampler(config.asynchronous, config.rollout.prompts_per_step)
     shape = check_model_dir(model_path)
-    _check_head_size(shape)
+    check_head_size(shape)
     check_layout(config.policy.parallel, shape)
     encoder = load_encoder(model_path, config.environment.system_prompt, shape)
     _check_prompts(config, encoder, build(config.environment, config.seed), int(shape.max_position_embeddings))
@@ -64,7 +65,12 @@ def longest_sample(config: RunConfig, model_path: str) -> int:
     return min(context, config.generation.max_model_len or context)
 
 
-def _check_head_size(shape: Any) -> None:
+def check_head_size(shape: Any) -> None:
+    """vLLM has a kernel for the model's attention heads.
+
+    Raises:
+        ConfigError: it has none.
+    """
     size = head_dim(shape)
     if not torch.cuda.is_available() and size not in _CPU_HEAD_SIZES:
         raise ConfigError(
@@ -112,25 +118,43 @@ def load_encoder(model_path: str, system_prompt: str | None, shape: Any) -> Prom
     return encoder
 
 
-def _check_prompts(config: RunConfig, encoder: PromptEncoder, environment: Environment, context: int) -> None:
-    limit = min(context, config.generation.max_model_len or context)
-    if config.generation.max_model_len is not None and config.generation.max_model_len > context:
-        raise ConfigError(f"generation.max_model_len: {config.generation.max_model_len} is above the model's context of {context} tokens")
-    room = limit - config.rollout.max_new_tokens
+def room_for_prompts(generation: GenerationConfig, max_new_tokens: int, context: int, field: str) -> int:
+    """Most tokens that a prompt may have beside a response. `field` is the recipe's name of `max_new_tokens`.
+
+    Raises:
+        ConfigError: there is no room.
+    """
+    limit = min(context, generation.max_model_len or context)
+    if generation.max_model_len is not None and generation.max_model_len > context:
+        raise ConfigError(f"generation.max_model_len: {generation.max_model_len} is above the model's context of {context} tokens")
+    room = limit - max_new_tokens
     if room < 1:
+        raise ConfigError(f"{field}: {max_new_tokens} leaves no room for a prompt in a context of {limit} tokens")
+    return room
+
+
+def check_prompt_length(split: Split, index: int, problem: Problem, length: int, room: int, field: str) -> None:
+    """The prompt has at most `room` tokens.
+
+    Raises:
+        ConfigError: it has more; names the prompt.
+    """
+    if length > room:
         raise ConfigError(
-            f"rollout.max_new_tokens: {config.rollout.max_new_tokens} leaves no room for a prompt in a context of {limit} tokens"
+            f"environment: {split} prompt {index} has {length} tokens; the context less {field} leaves {room}: shorten the prompts, "
+            f"lower {field}, or take a model with a longer context. It begins {problem.question[:60]!r}"
         )
-    for split in ("train", "validation"):
+
+
+def _check_prompts(config: RunConfig, encoder: PromptEncoder, environment: Environment, context: int) -> None:
+    field = "rollout.max_new_tokens"
+    room = room_for_prompts(config.generation, config.rollout.max_new_tokens, context, field)
+    splits: tuple[Split, ...] = ("train", "validation")
+    for split in splits:
         for index in range(min(_PROBED_PROMPTS, environment.size(split))):
             problem = environment.problem(split, index)
             length = len(encoder.prompt(problem))
-            if length > room:
-                raise ConfigError(
-                    f"environment: {split} prompt {index} has {length} tokens; a context of {limit} less rollout.max_new_tokens = "
-                    f"{config.rollout.max_new_tokens} leaves {room}: shorten the prompts, lower rollout.max_new_tokens, or take a model "
-                    f"with a longer context. It begins {problem.question[:60]!r}"
-                )
+            check_prompt_length(split, index, problem, length, room, field)
             answer = len(encoder.answer(problem)) if config.warm_start.steps and split == "train" else 0
             if length + answer > context:
                 raise ConfigError(

@@ -11,12 +11,12 @@ import yaml
 from pydantic import ValidationError
 
 from configs.base import ConfigError, explain
-from configs.run import BaseRunConfig, RunConfig
+from configs.run import BaseConfig, BaseRunConfig, RunConfig
 
 RECIPES = Path(__file__).parent / "recipes"
 
 
-def recipe_names(root: type[BaseRunConfig] = RunConfig) -> list[str]:
+def recipe_names(root: type[BaseConfig] = RunConfig) -> list[str]:
     """The names that `load` knows without a path, of the flow whose configuration is `root`."""
     return sorted(path.stem for path in RECIPES.glob("*.yaml") if _flow(yaml.safe_load(path.read_text())) == _flow_of(root))
 
@@ -24,8 +24,8 @@ def recipe_names(root: type[BaseRunConfig] = RunConfig) -> list[str]:
 @overload
 def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig: ...
 @overload
-def load[C: BaseRunConfig](recipe: str, overrides: Sequence[str], root: type[C]) -> C: ...
-def load(recipe: str, overrides: Sequence[str] = (), root: type[BaseRunConfig] = RunConfig) -> BaseRunConfig:
+def load[C: BaseConfig](recipe: str, overrides: Sequence[str], root: type[C]) -> C: ...
+def load(recipe: str, overrides: Sequence[str] = (), root: type[BaseConfig] = RunConfig) -> BaseConfig:
     """Read a recipe by name or path, apply `dotted.field=value` overrides (values are YAML), and validate.
 
     Args:
@@ -46,11 +46,11 @@ def load(recipe: str, overrides: Sequence[str] = (), root: type[BaseRunConfig] =
         raise explain(error, root, f"recipe {recipe!r}") from None
 
 
-def dump(config: BaseRunConfig) -> str:
+def dump(config: BaseConfig) -> str:
     """The resolved configuration as YAML that `load` reads back to an equal object."""
     data = config.model_dump(mode="json", exclude_none=True)
     # A model taken from `path` has no shape fields of its own: written out, they would contradict the path.
-    if config.model.path is not None:
+    if isinstance(config, BaseRunConfig) and config.model.path is not None:
         data["model"] = {"path": config.model.path}
     return yaml.safe_dump(data, sort_keys=False)
 
@@ -59,11 +59,11 @@ def _flow(values: Any) -> Any:
     return values.get("flow", _flow_of(RunConfig))
 
 
-def _flow_of(root: type[BaseRunConfig]) -> Any:
+def _flow_of(root: type[BaseConfig]) -> Any:
     return root.model_fields["flow"].default
 
 
-def _read(recipe: str, root: type[BaseRunConfig]) -> dict[str, Any]:
+def _read(recipe: str, root: type[BaseConfig]) -> dict[str, Any]:
     path = Path(recipe) if recipe.endswith((".yaml", ".yml")) else RECIPES / f"{recipe}.yaml"
     if not path.is_file():
         near = difflib.get_close_matches(recipe, recipe_names(root), n=1)

@@ -33,18 +33,23 @@ class RayConfig(StrictModel):
     object_store_mib: PositiveInt = 256
 
 
-class BaseRunConfig(StrictModel):
-    """What a run of any flow has."""
+class BaseConfig(StrictModel):
+    """What a recipe of any flow has."""
 
     flow: str
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     seed: NonNegativeInt = 0
+    output_dir: str = "runs"
+
+
+class BaseRunConfig(BaseConfig):
+    """What a run of any flow that trains has."""
+
     validate_every: PositiveInt = Field(10, description="Steps between validations; step 0 and the last step always validate.")
     model: ModelConfig = ModelConfig()
     policy: PolicyConfig = PolicyConfig()
     data_plane: DataPlaneConfig = DataPlaneConfig()
     ray: RayConfig = RayConfig()
-    output_dir: str = "runs"
 
 
 class RunConfig(BaseRunConfig):

@@ -13,12 +13,14 @@ from prefect.logging.handlers import PrefectConsoleHandler
 
 from configs.base import ConfigError
 from configs.loader import dump, load, recipe_names
-from configs.run import BaseRunConfig
+from configs.run import BaseConfig
+from flows.evaluate_session import EvaluateSession
 from flows.grpo_session import GrpoSession
-from flows.session import Session
+from flows.night import Night
 from flows.sft_session import SftSession
 
-SESSIONS: dict[str, type[Session[Any]]] = {session.flow: session for session in (GrpoSession, SftSession)}
+# Each has flow, config_type, planned_actors(config) and prepare(config, scratch): see flows/session.py.
+SESSIONS: dict[str, Any] = {session.flow: session for session in (GrpoSession, SftSession, EvaluateSession, Night)}
 
 
 def main(flow: Any, arguments: list[str] | None = None) -> int:
@@ -39,7 +41,7 @@ def main(flow: Any, arguments: list[str] | None = None) -> int:
     return _run(flow, options)
 
 
-def plan(config: BaseRunConfig) -> str:
+def plan(config: BaseConfig) -> str:
     """The resolved configuration and the actors that a run would start."""
     actors = "\n".join(f"  {name:<18} {what}" for name, what in SESSIONS[config.flow].planned_actors(config))
     return f"{dump(config)}\nActors (none started by --dry-run):\n{actors}"
@@ -70,7 +72,7 @@ def _quiet_console() -> None:
                 handler.setLevel(logging.ERROR)
 
 
-def _parse(flow: Any, session: type[Session[Any]], arguments: list[str] | None) -> argparse.Namespace:
+def _parse(flow: Any, session: Any, arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=f"python -m flows.{flow.name}", description=(flow.description or flow.name).split("\n\n")[0])
     names, default = ", ".join(recipe_names(session.config_type)), flow.parameters.properties["recipe"]["default"]
     parser.add_argument("--recipe", default=default, help=f"a name ({names}; default: {default}) or a path to a .yaml file")

@@ -1,10 +1,10 @@
-"""A run around a flow's loop: start-up and tear-down, timing, metrics, and what a person sees. The loops are in grpo.py and sft.py.
+"""A run around a flow's loop: start-up and tear-down, timing, metrics, and what a person sees. The loops are in grpo.py, sft.py and so on.
 
 Session.__enter__   run directory ─► model files ─► preflight ─► Ray ─► actors
 Session.running     one step: stages are timed, metrics written, the step's keys cleared (also when a stage raised)
 Session.__exit__    summary and report; every actor of the run ends
 
-GrpoSession (grpo_session.py) and SftSession (sft_session.py) add what is their flow's own.
+GrpoSession (grpo_session.py), SftSession (sft_session.py) and EvaluateSession (evaluate_session.py) add what is their flow's own.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from prefect import runtime
 
 from actors import names
 from configs.loader import dump
-from configs.run import BaseRunConfig
+from configs.run import BaseConfig
 from flows.step import Step
 from tasks.cluster import cluster
 from tasks.data_plane import data_plane_metrics
-from tasks.launch import RunActors, logical_cpus, stop
+from tasks.launch import EvaluationActors, RunActors, logical_cpus, stop
 from tasks.publish import Publisher
 from tasks.reporting.html import write_report
 from tasks.reporting.metrics import MetricsWriter
@@ -41,7 +41,7 @@ from tasks.reporting.views import VIEWS, FlowName
 def run_name() -> str:
     """<flow>-<recipe>-<date and time>, for the person who reads the list of runs."""
     run = runtime.flow_run
-    return f"{run.flow_name}-{run.parameters['recipe']}-{run.scheduled_start_time:%Y-%m-%d-%H%M%S}"
+    return f"{run.flow_name}-{Path(run.parameters['recipe']).stem}-{run.scheduled_start_time:%Y-%m-%d-%H%M%S}"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Prepared:
     steps: int
 
 
-class Session[C: BaseRunConfig](ABC):
+class Session[C: BaseConfig](ABC):
     """One run's lifetime. Use as a context manager.
 
     Attributes:
@@ -60,8 +60,9 @@ class Session[C: BaseRunConfig](ABC):
     """
 
     flow: ClassVar[FlowName]
-    config_type: ClassVar[type[BaseRunConfig]]
+    config_type: ClassVar[type[BaseConfig]]
     parts: ClassVar[str]  # what starts, for the person who waits for it
+    makes_model: ClassVar[bool] = True
 
     def __init__(self, config: C, recipe: str) -> None:
         self.config, self.recipe = config, recipe
@@ -92,7 +93,7 @@ class Session[C: BaseRunConfig](ABC):
         """
 
     @abstractmethod
-    def _launch(self, prepared: Any) -> RunActors:
+    def _launch(self, prepared: Any) -> RunActors | EvaluationActors:
         """Start the actors."""
 
     @abstractmethod
@@ -103,7 +104,7 @@ class Session[C: BaseRunConfig](ABC):
 
     def __enter__(self) -> Self:
         self.publisher = Publisher(self.flow)
-        self.directory = RunDirectory.create(self.config.output_dir, self.config.name)
+        self.directory = RunDirectory.create(self.config.output_dir, self.config.name, latest=self.makes_model)
         self.directory.config.write_text(dump(self.config))
         self.metrics = self._stack.enter_context(MetricsWriter(self.directory))
         self.progress = self._stack.enter_context(Progress(VIEWS[self.flow].line))

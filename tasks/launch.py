@@ -1,8 +1,9 @@
 """Starts a run's actors, all at once, and ends them.
 
-    grpo   driver (flow process) ── owns ──► data plane, engines, environment, collector, policy group ── owns ──► policy workers
-                                             and the replay buffer, when `mode` is async
-    sft    driver (flow process) ── owns ──► data plane, collector, policy group ── owns ──► policy workers
+    grpo       driver (flow process) ── owns ──► data plane, engines, environment, collector, policy group ── owns ──► policy workers
+                                                 and the replay buffer, when `mode` is async
+    sft        driver (flow process) ── owns ──► data plane, collector, policy group ── owns ──► policy workers
+    evaluate   driver (flow process) ── owns ──► engines of each model
 
 Ray ends what a driver owns when the driver ends, however it ends: return, failure, cancellation or SIGKILL.
 """
@@ -32,6 +33,7 @@ from actors.rollout.replay_actor import replay_actor_class
 from actors.rollout.supervised import SupervisedCollector
 from actors.waiting import find, wait_all
 from configs import settings
+from configs.evaluate import EvaluateConfig
 from configs.policy import PolicyConfig
 from configs.run import BaseRunConfig, RunConfig
 from configs.sft import SftConfig
@@ -46,6 +48,15 @@ class RunActors:
     address: DataPlaneAddress
     engines: list[str]
     ready: dict[str, str]
+
+
+@dataclass(frozen=True)
+class EvaluationActors:
+    """Where the engines of an `evaluate` run are, by model. There is no data plane."""
+
+    engines: dict[str, list[str]]
+    ready: dict[str, str]
+    address: None = None
 
 
 def planned_actors(config: RunConfig) -> list[tuple[str, str]]:
@@ -72,6 +83,12 @@ def planned_sft_actors(config: SftConfig) -> list[tuple[str, str]]:
     ]
 
 
+def planned_engines(config: EvaluateConfig) -> list[tuple[str, str]]:
+    """(name, what it does) of every actor that `launch_engines` would start."""
+    count, how = config.generation.num_engines, f"vLLM, {config.generation.executor}, {config.generation.dtype}"
+    return [(name, f"{how}: {path}") for label, path in config.models.items() for name in names.engines(count, label)]
+
+
 def _planned_data_plane(config: BaseRunConfig) -> tuple[str, str]:
     return "data plane", f"TransferQueue: a controller and {config.data_plane.num_storage_units} storage unit(s)"
 
@@ -91,8 +108,10 @@ def _planned_policy(policy: PolicyConfig) -> list[tuple[str, str]]:
     return [(names.POLICY, f"owns the workers ({layout})"), *workers]
 
 
-def logical_cpus(config: BaseRunConfig) -> int:
+def logical_cpus(config: BaseRunConfig | EvaluateConfig) -> int:
     """What the actors ask Ray for, when the cluster is the run's own: one per engine and per policy worker, and one to spare."""
+    if isinstance(config, EvaluateConfig):
+        return len(config.models) * config.generation.num_engines + 1
     engines = config.generation.num_engines if isinstance(config, RunConfig) else 0
     return engines + config.policy.parallel.world_size + 1
 
@@ -110,7 +129,8 @@ def launch(config: RunConfig, model_path: str, namespace: str) -> RunActors:
     """
     with _starting(namespace, config, config.generation.timeout_s) as start:
         # The engine takes longest, so it goes first.
-        engines = _start_engines(start.handles, config, model_path, namespace)
+        engines = names.engines(config.generation.num_engines)
+        _start_engines(start.handles, config, model_path, namespace, engines, _processes(config, engines=True))
         start.actor(names.ENVIRONMENT, EnvironmentActor, config.environment, config.seed)
         address = start.data_plane()
         start.policy(model_path, config.rollout.temperature, longest_sample(config, model_path), _processes(config))
@@ -134,10 +154,26 @@ def launch_sft(config: SftConfig, model_path: str, namespace: str, data: Supervi
     return RunActors(namespace, address, [], start.ready)
 
 
+@task(name="launch", task_run_name="launch-engines", **STAGE)
+def launch_engines(config: EvaluateConfig, namespace: str) -> EvaluationActors:
+    """Start the engines of all models at once (starting takes longest), and wait until all can work.
+
+    Raises:
+        ActorGoneError, ActorTimeoutError: one died or was not ready in time; the message names it. What did start is ended.
+    """
+    with _starting(namespace, config, config.generation.timeout_s) as start:
+        total = len(config.models) * config.generation.num_engines
+        found = {
+            label: _start_engines(start.handles, config, path, namespace, names.engines(config.generation.num_engines, label), total)
+            for label, path in config.models.items()
+        }
+    return EvaluationActors(found, start.ready)
+
+
 class _Starting:
     """The actors of one run while they start."""
 
-    def __init__(self, namespace: str, config: BaseRunConfig) -> None:
+    def __init__(self, namespace: str, config: Any) -> None:
         self._namespace, self._config = namespace, config
         self.handles: dict[str, Any] = {}
         self.address: DataPlaneAddress | None = None
@@ -171,7 +207,7 @@ class _Starting:
 
 
 @contextmanager
-def _starting(namespace: str, config: BaseRunConfig, timeout_s: float) -> Iterator[_Starting]:
+def _starting(namespace: str, config: BaseRunConfig | EvaluateConfig, timeout_s: float) -> Iterator[_Starting]:
     """Start actors inside the block; at its end all of them are ready, or, after any failure, gone."""
     starting = _Starting(namespace, config)
     _handles[namespace] = starting.handles
@@ -195,10 +231,11 @@ def stop(namespace: str, address: DataPlaneAddress | None = None) -> None:
         queue.stop(address)
 
 
-def _start_engines(handles: dict[str, Any], config: RunConfig, model_path: str, namespace: str) -> list[str]:
+def _start_engines(
+    handles: dict[str, Any], config: RunConfig | EvaluateConfig, model_path: str, namespace: str, found: list[str], processes: int
+) -> list[str]:
     engine, ends = engine_actor_class(), end_token_ids(model_path)
-    found = names.engines(config.generation.num_engines)
-    options = _computing(_processes(config, engines=True))
+    options = _computing(processes)
     for index, name in enumerate(found):
         handles[name] = engine.options(name=name, namespace=namespace, **options).remote(
             config.generation, model_path, config.seed + index, ends

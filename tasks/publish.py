@@ -45,6 +45,8 @@ class Publisher:
         rows = list(self._rows.values())
         table = metrics_table_markdown(rows, self._view)
         create_markdown_artifact(markdown=table, key=f"{self._flow}-metrics", description=f"the last steps up to {step}")
+        if not self._view.charts:
+            return
         image, picture = base64.b64encode(picture_png(rows, self._view)).decode(), self._view.picture
         create_image_artifact(
             image_url=f"data:image/png;base64,{image}", key=f"{self._flow}-{picture}", description=f"{picture} up to step {step}"

@@ -21,17 +21,18 @@ from actors.data_plane.meta import KVBatchMeta, mint_key
 from actors.data_plane.metrics import OperationUsage
 from actors.environments import Problem, build
 from actors.generation.pool import EnginePool
-from actors.generation.types import GenerationTimeoutError
+from actors.generation.types import GenerationRequest, GenerationTimeoutError
 from actors.policy.hf import check_model_dir
 from actors.rollout.assemble import TRAIN_FIELDS
 from actors.rollout.continuous import Continuous
 from actors.rollout.in_flight import InFlight, PromptGroup
 from actors.rollout.prompts import PromptEncoder, PromptStream
 from actors.rollout.replay import Reservation
-from actors.rollout.requests import Requests
-from actors.rollout.samples import Progress, Rollout, Sample, StepReport, Validation
+from actors.rollout.requests import group_requests
+from actors.rollout.samples import Progress, Rollout, StepReport, Validation
 from actors.rollout.scoring import Scoring, Written, shown
 from actors.rollout.supervised import SampleReader, SampleStream, SupervisedBatches
+from actors.rollout.validation import Validator
 from actors.waiting import find, wait
 from configs.run import RunConfig
 
@@ -49,7 +50,6 @@ class Collector:
         self._environment = build(config.environment, config.seed)
         self._scorer = ray.get_actor(environment, namespace=namespace)
         self._stream = PromptStream(self._environment, config.seed)
-        self._requests = Requests(config.rollout, config.seed)
         self._plane = connect(address, timeout_s=config.data_plane.timeout_s)
         self._pool = self._new_pool()
         self._partition = "train"
@@ -74,7 +74,7 @@ class Collector:
         scoring, flying = self._new_scoring(), InFlight()
         for group in groups:
             flying.add(group)
-        self._pool.submit([request for group in groups for request in self._requests.sampled(group)])
+        self._pool.submit([request for group in groups for request in self._requests(group)])
         written: dict[str, Written] = {}
         generated, deadline = started, started + self._config.generation.timeout_s
         while flying:
@@ -99,20 +99,12 @@ class Collector:
 
     def validate(self, weight_version: int) -> Validation:
         """Answer every validation problem once; reward and accuracy are means over all of them."""
-        problems = [self._environment.problem("validation", i) for i in range(self._environment.size("validation"))]
-        results = self._pool.generate([self._requests.greedy(p.uid, self._encoder.prompt(p)) for p in problems])
-        texts = [self._encoder.text(result.token_ids) for result in results]
-        scores = self._scorer.score.remote(problems, texts)
-        rewards: list[float] = wait(scores, who=names.ENVIRONMENT, what="score", timeout_s=self._config.generation.timeout_s)
-        correct = sum(self._environment.correct(reward) for reward in rewards)
-        return Validation(
-            reward=sum(rewards) / len(rewards),
-            accuracy=correct / len(rewards),
-            samples=tuple(
-                Sample.of(problem, text, reward, weight_version)
-                for problem, text, reward in list(zip(problems, texts, rewards, strict=True))[: self._config.logged_samples]
-            ),
-        )
+        rollout = self._config.rollout
+        validator = Validator(
+            self._environment, self._encoder, self._pool, self._rewards, self._config.seed,
+            rollout.max_new_tokens, rollout.validation_temperature,
+        )  # fmt: skip
+        return Validation.of(self._environment, validator.answers(weight_version), self._config.logged_samples)
 
     # ---- generation without pause ----
 
@@ -126,7 +118,7 @@ class Collector:
             raise RuntimeError("generation has begun already")
         self._continuous = Continuous(
             draw=self._draw,
-            requests=self._requests.sampled,
+            requests=self._requests,
             rows=self._config.rollout.responses_per_prompt,
             pool=self._new_pool(),  # a pool belongs to one thread
             scoring=self._new_scoring(),
@@ -160,6 +152,14 @@ class Collector:
     def data_plane_metrics(self, others: dict[str, OperationUsage]) -> dict[str, float]:
         """`DataPlane.metrics` of this actor's client and of the given ones."""
         return self._plane.metrics([others])
+
+    def _rewards(self, problems: Sequence[Problem], texts: Sequence[str]) -> list[float]:
+        scores = self._scorer.score.remote(list(problems), list(texts))
+        rewards: list[float] = wait(scores, who=names.ENVIRONMENT, what="score", timeout_s=self._config.generation.timeout_s)
+        return rewards
+
+    def _requests(self, group: PromptGroup) -> list[GenerationRequest]:
+        return group_requests(group, self._config.rollout, self._config.seed)
 
     def _generating(self) -> Continuous:
         if self._continuous is None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import BaseModel, ConfigDict
 
 from actors.data_plane.meta import KVBatchMeta
-from actors.environments import Problem
+from actors.environments import Environment, Problem
 
 
 class Sample(BaseModel):
@@ -36,13 +38,22 @@ class Rollout(BaseModel):
 
 
 class Validation(BaseModel):
-    """Greedy answers to the held-out problems."""
+    """Answers to the held-out problems: means over all of them, and a few to read."""
 
     model_config = ConfigDict(frozen=True)
 
     reward: float
     accuracy: float
     samples: tuple[Sample, ...]
+
+    @classmethod
+    def of(cls, environment: Environment, samples: Sequence[Sample], shown: int) -> Validation:
+        """Of all samples, of which the first `shown` are kept."""
+        return cls(
+            reward=sum(sample.reward for sample in samples) / len(samples),
+            accuracy=sum(environment.correct(sample.reward) for sample in samples) / len(samples),
+            samples=tuple(samples[:shown]),
+        )
 
 
 class StepReport(BaseModel):

@@ -84,6 +84,7 @@ def render_report(summary: Summary, metrics: Sequence[Row], samples: Sequence[di
         stages=_stage_table(summary),
         data_plane=_data_plane_table(rows),
         compared=_compared(samples),
+        headings=_headings(summary, samples),
         training=_training_samples(samples),
         warnings=warnings[:_MOST_WARNINGS],
         more_warnings=len(warnings) - len(warnings[:_MOST_WARNINGS]),
@@ -101,6 +102,13 @@ def _data_plane_table(rows: Sequence[Row]) -> list[tuple[str, Row]]:
 def _tiles(summary: Summary) -> list[Tile]:
     """The first two are wide."""
     score, number = text.score, text.number
+    if summary.flow == "evaluate":
+        of = "of the model" if summary.accuracy_before is None else "baseline → model"
+        return [
+            Tile(score(summary.accuracy_after), f"accuracy, {of}", score(summary.accuracy_before, "") or None),
+            Tile(score(summary.reward_after), f"reward, {of}", score(summary.reward_before, "") or None),
+            Tile(text.duration(summary.seconds), "wall clock"),
+        ]
     if summary.flow == "sft":
         best = f"validation loss of the best checkpoint (step {number(summary.best_step)})"
         first = [
@@ -180,6 +188,17 @@ def _compared(samples: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], d
         matches = waiting[sample["prompt"], sample["answer"]]
         pairs.append((sample, matches.popleft() if matches else None))
     return pairs
+
+
+def _headings(summary: Summary, samples: Sequence[dict[str, Any]]) -> tuple[str, str, str]:
+    """Of the section with compared samples, and of its two columns."""
+    if summary.flow == "evaluate":
+        alone = summary.accuracy_before is None
+        return "Answers", *(("model", "") if alone else ("baseline", "model"))
+    before = [sample["step"] for sample in samples if sample["phase"] == "before"]
+    later = [sample["step"] for sample in samples if sample["phase"] in ("validation", "after")]
+    names = f"before (step {min(before, default=0)})", f"after (step {max(later)})" if later else "after"
+    return "The same validation prompts, before and after", *names
 
 
 def _training_samples(samples: Sequence[dict[str, Any]]) -> list[tuple[int, list[dict[str, Any]]]]:

@@ -27,8 +27,11 @@ class RunDirectory:
     root: Path
 
     @classmethod
-    def create(cls, output_dir: str | Path, name: str) -> RunDirectory:
-        """Make `output_dir/name`, or the first free of name-2, name-3, ...: nothing is overwritten. `latest` then points there.
+    def create(cls, output_dir: str | Path, name: str, *, latest: bool = True) -> RunDirectory:
+        """Make `output_dir/name`, or the first free of name-2, name-3, ...: nothing is overwritten.
+
+        Args:
+            latest: have `latest` point there. Not for a run that makes no model: `latest/hf` is the newest one.
 
         Raises:
             ValueError: a name that is not one path component, or is `latest`.
@@ -42,7 +45,8 @@ class RunDirectory:
         if link.exists() and not link.is_symlink():
             raise FileExistsError(f"{link} is not a symbolic link: move it away, the link to the last run goes there")
         root = _claim(parent, name)
-        point(link, root)
+        if latest:
+            point(link, root)
         return cls(root)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
@@ -24,7 +25,7 @@ class Summary(BaseModel):
 
     Attributes:
         flow: which flow ran. Of grpo alone are: weight_version, the rewards and accuracies, mean_logprob_error. Of sft alone: the
-            losses, best_step, mean_tflops_per_worker.
+            losses, best_step, mean_tflops_per_worker. Of evaluate: rewards and accuracies, "before" those of the baseline.
         stopped_because: what ended the training of a completed run: all steps, all epochs, or early stopping.
         reward_before, accuracy_before: of the first validation; None when the run ended before it.
         reward_after, accuracy_after: of the last validation.
@@ -87,16 +88,18 @@ class Summary(BaseModel):
 
 
 def render_summary_text(summary: Summary) -> str:
-    """Five to eight lines, ASCII but for names and error, without a newline at the end."""
+    """Three to eight lines, ASCII but for names and error, without a newline at the end."""
     steps = "1 step" if summary.steps == 1 else f"{summary.steps} steps"
-    rows = _sft_rows(summary) if summary.flow == "sft" else _grpo_rows(summary)
-    rows.insert(2, ("tokens", f"{summary.tokens:,} ({number(summary.tokens_per_s, PLAIN_ABSENT)} per second)"))
+    rows = _ROWS[summary.flow](summary)
+    if summary.flow != "evaluate":
+        rows.insert(2, ("tokens", f"{summary.tokens:,} ({number(summary.tokens_per_s, PLAIN_ABSENT)} per second)"))
     slowest = sorted(summary.seconds_per_stage.items(), key=lambda item: (-item[1], item[0]))[:_SHOWN_STAGES]
     if slowest:
         rows.append(("time", ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in slowest)))
     if summary.error:
         rows.append(("error", " ".join(summary.error.split())))
-    head = f"{summary.name}: {summary.status}, {steps} in {duration(summary.seconds)}, seed {summary.seed}"
+    did = f"{summary.status} in" if summary.flow == "evaluate" else f"{summary.status}, {steps} in"
+    head = f"{summary.name}: {did} {duration(summary.seconds)}, seed {summary.seed}"
     return "\n".join([head, *(f"  {label:<13} {value}" for label, value in rows)])
 
 
@@ -117,6 +120,18 @@ def _sft_rows(summary: Summary) -> list[tuple[str, str]]:
         ("stopped by", (summary.stopped_because or PLAIN_ABSENT).replace("_", " ")),
         ("compute", f"{number(summary.mean_tflops_per_worker, PLAIN_ABSENT)} TFLOP/s per worker"),
     ]
+
+
+def _evaluate_rows(summary: Summary) -> list[tuple[str, str]]:
+    pairs = (("accuracy", summary.accuracy_before, summary.accuracy_after), ("reward", summary.reward_before, summary.reward_after))
+    return [(label, _plain(after) if before is None else f"{_plain(before)} -> {_plain(after)}") for label, before, after in pairs]
+
+
+_ROWS: Mapping[FlowName, Callable[[Summary], list[tuple[str, str]]]] = {
+    "grpo": _grpo_rows,
+    "sft": _sft_rows,
+    "evaluate": _evaluate_rows,
+}
 
 
 def _plain(value: float | None) -> str:

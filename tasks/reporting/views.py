@@ -1,6 +1,6 @@
 """What a person sees of a run, by flow: which numbers are charts, columns, words in the terminal, and tiles of the report.
 
-VIEWS["grpo"], VIEWS["sft"] ──► terminal.Progress, publish.Publisher, plots, html, summary
+VIEWS["grpo"], VIEWS["sft"], VIEWS["evaluate"] ──► terminal.Progress, publish.Publisher, plots, html, summary
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal
 
 from tasks.reporting.text import number, score
 
-FlowName = Literal["grpo", "sft"]
+FlowName = Literal["grpo", "sft", "evaluate"]
 Format = Callable[[float | None, str], str]
 
 
@@ -130,4 +130,14 @@ _SFT = View(
     line=(Column("loss", "loss"), Column("validation loss", "loss/validation")),
     samples=False,
 )
-VIEWS: Mapping[FlowName, View] = {"grpo": _GRPO, "sft": _SFT}
+_EVALUATE = View(
+    title="Evaluation",
+    stages=(),
+    outside=("validate",),
+    charts=(),
+    picture="",
+    table=(Column("accuracy", "accuracy/validation", score), Column("reward", "reward/validation", score)),
+    line=(Column("accuracy", "accuracy/validation", score), Column("reward", "reward/validation", score)),
+    samples=True,
+)
+VIEWS: Mapping[FlowName, View] = {"grpo": _GRPO, "sft": _SFT, "evaluate": _EVALUATE}

@@ -1,0 +1,36 @@
+"""Everything that can be wrong with an `evaluate` run and seen without starting it: models, tokenizers, and the problems' lengths."""
+
+from __future__ import annotations
+
+from actors.environments import build
+from actors.policy.hf import check_model_dir
+from actors.preflight import check_head_size, check_prompt_length, load_encoder, room_for_prompts
+from configs.base import ConfigError
+from configs.evaluate import EvaluateConfig
+
+_FIELD = "sampling.max_new_tokens"
+
+
+def check_evaluation(config: EvaluateConfig) -> int:
+    """Models, tokenizers and problems fit each other. Returns the number of problems.
+
+    Raises:
+        ConfigError: what does not, and what to change.
+    """
+    source = config.source
+    try:
+        environment = build(source, config.seed)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("environment.path", "problems")) if config.problems else error from None
+    problems = [environment.problem("validation", index) for index in range(environment.size("validation"))]
+    for name, path in config.models.items():
+        try:
+            shape = check_model_dir(path)
+            check_head_size(shape)
+            encoder = load_encoder(path, source.system_prompt, shape)
+            room = room_for_prompts(config.generation, config.sampling.max_new_tokens, int(shape.max_position_embeddings), _FIELD)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("model.path:", f"{name}:")) from None
+        for index, problem in enumerate(problems):
+            check_prompt_length("validation", index, problem, len(encoder.prompt(problem)), room, _FIELD)
+    return len(problems)

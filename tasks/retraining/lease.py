@@ -1,0 +1,171 @@
+"""One retraining at a time per registry, however many servers, workers and command lines start one.
+
+    lease/000006.json  released ─┐
+                                 ├─► acquire: create 000007 (one of several wins) ─► renew, renew ... ─► release
+    lease/000006.json  expired  ─┘                                                        └─► killed: expires
+
+The highest number is the lease; whoever creates the next number holds it. A holder that was paused for too long finds a higher number
+and must not go on. Not Prefect's concurrency slots: those know one server only, and a killed holder keeps its slot for five minutes.
+Clocks of the machines must agree to within a fraction of the lease's seconds. If all this failed, `Registry.promote` would still
+let only one of two runs promote.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tasks.retraining.storage import Folder, RegistryError, reaching
+
+_log = logging.getLogger(__name__)
+_RENEWALS = 4  # in the time that a lease lasts
+
+
+class BusyError(RegistryError):
+    """Another run holds the lease. The message says which."""
+
+
+class LeaseLostError(RegistryError):
+    """The lease expired, or another run has taken it over: this one must not write any more."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    holder: str
+    nonce: str
+    expires_at: float  # seconds since the epoch
+    released: bool = False
+
+
+class Lease:
+    """A claim on the folder.
+
+    Args:
+        holder: who this is, for the message that another run shows.
+        seconds: how long the lease lasts without a renewal.
+        now: seconds since the epoch.
+    """
+
+    def __init__(self, folder: Folder, holder: str, seconds: float, now: Callable[[], float] = time.time) -> None:
+        self._folder, self._holder, self._seconds, self._now = folder, holder, seconds, now
+        self._nonce = uuid.uuid4().hex
+        self._number, self._expires_at = 0, 0.0
+
+    def acquire(self) -> None:
+        """Take the lease.
+
+        Raises:
+            BusyError: another run has it, or was faster. ConfigError: the folder cannot be written.
+        """
+        with reaching(self._folder.field, self._folder.url):
+            self._acquire()
+
+    def renew(self) -> None:
+        """Hold it for `seconds` from now.
+
+        Raises:
+            LeaseLostError: another run has taken it over.
+        """
+        self._must_be_newest()
+        expires_at = self._now() + self._seconds
+        self._folder.replace(_name(self._number), self._record(expires_at))
+        self._expires_at = expires_at
+
+    def check(self) -> None:
+        """See that it is still held; call before each write that others rely on.
+
+        Raises:
+            LeaseLostError.
+        """
+        self._must_be_newest()
+        if self._now() >= self._expires_at:
+            raise LeaseLostError(f"the lease on {self._folder.url} could not be renewed in time: nothing was promoted")
+
+    def release(self) -> None:
+        """Let the next run begin at once. Nothing happens when the lease was lost."""
+        number, self._number = self._number, 0
+        if number and self._last() == number:
+            self._folder.replace(_name(number), self._record(self._now(), released=True))
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Take it, renew it in the background, release it at the end of the block.
+
+        Raises:
+            BusyError.
+        """
+        self.acquire()
+        stop = threading.Event()
+        thread = threading.Thread(target=self._keep, args=(stop,), name="lease", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+            self._try_release()
+
+    def _try_release(self) -> None:
+        try:
+            self.release()
+        except Exception:  # noqa: BLE001  (what the block has done stands, and the lease expires by itself)
+            _log.warning("the lease on %s could not be released", self._folder.url, exc_info=True)
+
+    def _acquire(self) -> None:
+        last = self._last()
+        if last:
+            record = self._read(last)
+            if record is not None and not record.released and self._now() < record.expires_at:
+                raise BusyError(f"{record.holder} is retraining into {self._folder.url}")
+        expires_at = self._now() + self._seconds
+        if not self._folder.create(_name(last + 1), self._record(expires_at)):
+            raise BusyError(f"another run began to retrain into {self._folder.url} at the same moment")
+        # A number may be free because it was used long ago and removed: only the highest counts.
+        if self._last() != last + 1:
+            self._folder.remove(_name(last + 1))
+            raise BusyError(f"another run began to retrain into {self._folder.url} at the same moment")
+        self._number, self._expires_at = last + 1, expires_at
+        for number in self._numbers():
+            if number < self._number:
+                self._folder.remove(_name(number))
+
+    def _keep(self, stop: threading.Event) -> None:
+        while not stop.wait(self._seconds / _RENEWALS):
+            try:
+                self.renew()
+            except LeaseLostError:
+                return  # `check` will say so
+            except Exception:  # noqa: BLE001  (a store that does not answer now may answer at the next renewal)
+                _log.warning("the lease on %s could not be renewed", self._folder.url, exc_info=True)
+
+    def _must_be_newest(self) -> None:
+        if self._number == 0 or self._last() != self._number:
+            raise LeaseLostError(f"another run has taken over the lease on {self._folder.url}: nothing was promoted")
+
+    def _record(self, expires_at: float, *, released: bool = False) -> bytes:
+        record = _Record(holder=self._holder, nonce=self._nonce, expires_at=expires_at, released=released)
+        return record.model_dump_json().encode()
+
+    def _read(self, number: int) -> _Record | None:
+        content = self._folder.read(_name(number))
+        try:
+            return None if content is None else _Record.model_validate_json(content)
+        except ValidationError:
+            return None  # no record of ours: it bars nobody
+
+    def _last(self) -> int:
+        return max(self._numbers(), default=0)
+
+    def _numbers(self) -> list[int]:
+        return [int(name[:-5]) for name in self._folder.names() if name.endswith(".json") and name[:-5].isdecimal()]
+
+
+def _name(number: int) -> str:
+    return f"{number:06d}.json"

@@ -1,0 +1,173 @@
+"""What is new: the prompts under the data URL that no promoted model was trained on. Pure but for `read_files`.
+
+    file known?      content                                  new
+    no               -                                        all of it
+    yes              begins with what was consumed            what was added after it
+    yes              anything else: it was rewritten          all of it
+    under any name   equal to a file that was consumed        nothing: it was renamed
+
+A last line that is not complete JSON yet is left for the next night. Prompts of the frozen set and repeated lines are left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict
+
+from configs.base import ConfigError
+from tasks.retraining.storage import Folder, reaching
+
+_SUFFIX = ".jsonl"
+
+
+class Consumed(BaseModel):
+    """How much of a file was trained on: its first `size` bytes, which have this SHA-256."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class NewPrompts:
+    """What a night can train on.
+
+    Attributes:
+        prompts: (prompt, answer) in the order of files and lines.
+        files: those that hold something new.
+        repeated, held_out: new lines left out: said before in the same night, or part of the frozen set.
+        consumed: by file, what will be consumed once a model trained on this is promoted; includes what was before.
+    """
+
+    prompts: tuple[tuple[str, str], ...]
+    files: tuple[str, ...]
+    repeated: int
+    held_out: int
+    consumed: Mapping[str, Consumed]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the prompts and answers."""
+        return digest(self.prompts)
+
+
+def read_files(url: str) -> dict[str, bytes]:
+    """The .jsonl files under the URL (or the one at it), by name; those that begin with a dot or underscore are not read.
+
+    Raises:
+        ConfigError: the URL cannot be reached, or nothing is there.
+    """
+    folder = Folder(url, "data.url")
+    with reaching("data.url", url):
+        try:
+            kind = folder.fs.info(folder.root)["type"]  # not `exists`, which is False as well when the store cannot be reached
+        except FileNotFoundError:
+            raise ConfigError(f"data.url: nothing is at {url}: check the URL, or create the folder for new prompts") from None
+        if kind == "file":
+            return {folder.root.rpartition("/")[2]: folder.fs.cat_file(folder.root)}
+        names = [name for name in folder.names(below=True) if name.endswith(_SUFFIX) and not _hidden(name)]
+        return {name: content for name in names if (content := folder.read(name)) is not None}
+
+
+def read_frozen(url: str) -> list[tuple[str, str]]:
+    """(prompt, answer) of every line of the frozen set.
+
+    Raises:
+        ConfigError: the URL cannot be reached, a line is damaged, or there is none.
+    """
+    folder = Folder(url, "frozen_set.url")
+    with reaching("frozen_set.url", url):
+        content: bytes = folder.fs.cat_file(folder.root)
+    rows = parse(url, content)
+    if not rows:
+        raise ConfigError(f'frozen_set.url: {url} is empty; write one {{"prompt": ..., "answer": ...}} object per line')
+    return rows
+
+
+def find_new(files: Mapping[str, bytes], consumed: Mapping[str, Consumed], frozen: Collection[str]) -> NewPrompts:
+    """Prompts that were not consumed.
+
+    Args:
+        files: content by name. consumed: by name, from the lineage of the promoted model. frozen: prompts that must not be trained on.
+
+    Raises:
+        ConfigError: a line that is no {"prompt", "answer"} object; names file and line.
+    """
+    known = {one.sha256 for one in consumed.values()}
+    after = dict(consumed)
+    prompts: dict[tuple[str, str], None] = {}
+    touched, repeated, held_out = [], 0, 0
+    for name in sorted(files):
+        content = _complete(files[name])
+        whole = Consumed(size=len(content), sha256=hashlib.sha256(content).hexdigest())
+        if not content or whole.sha256 in known:
+            if content:
+                after[name] = whole
+            continue
+        start = _continues(content, consumed.get(name))
+        rows = parse(name, content, start)
+        for row in rows:
+            if row[0] in frozen:
+                held_out += 1
+            elif row in prompts:
+                repeated += 1
+            else:
+                prompts[row] = None
+        if rows:
+            touched.append(name)
+        after[name] = whole
+    return NewPrompts(tuple(prompts), tuple(touched), repeated, held_out, after)
+
+
+def parse(name: str, content: bytes, start: int = 0) -> list[tuple[str, str]]:
+    """(prompt, answer) of each line from byte `start` on; blank lines are passed over.
+
+    Raises:
+        ConfigError: names file and line.
+    """
+    rows = []
+    first = content[:start].count(b"\n") + 1
+    for number, line in enumerate(content[start:].split(b"\n"), start=first):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            rows.append((str(row["prompt"]), str(row["answer"])))
+        except (ValueError, KeyError, TypeError):
+            raise ConfigError(f'{name}, line {number}: expected {{"prompt": ..., "answer": ...}}') from None
+    return rows
+
+
+def write(rows: Collection[tuple[str, str]]) -> str:
+    """The lines of a .jsonl file."""
+    return "".join(json.dumps({"prompt": prompt, "answer": answer}) + "\n" for prompt, answer in rows)
+
+
+def digest(rows: Collection[tuple[str, str]]) -> str:
+    """SHA-256 of prompts and answers in their order."""
+    return hashlib.sha256(write(rows).encode()).hexdigest()
+
+
+def _continues(content: bytes, before: Consumed | None) -> int:
+    # The byte where the unseen part begins.
+    if before is None or hashlib.sha256(content[: before.size]).hexdigest() != before.sha256:
+        return 0
+    return before.size
+
+
+def _complete(content: bytes) -> bytes:
+    head, newline, tail = content.rpartition(b"\n")
+    try:
+        json.loads(tail)
+    except ValueError:
+        return head + newline
+    return content
+
+
+def _hidden(name: str) -> bool:
+    return any(part.startswith((".", "_")) for part in name.split("/"))

@@ -1,0 +1,272 @@
+"""The registry of promoted models: files under one URL, of which no reader ever sees half.
+
+registry/
+├── lineage/000001.json      one promotion each, never changed; the highest number is the promoted model
+├── models/20250102-.../     Hugging Face directories; one that no lineage names belongs to a night that did not end well
+├── current.json             a copy of the newest lineage, for programs that want one fixed name to look at
+├── rejected/<attempt>.json  what was tried and not promoted, so that it is not tried again
+└── lease/000007.json        who retrains now (lease.py)
+
+promote: copy the model ─► see that the lease is held ─► create lineage/N+1 ─► replace current.json ─► remove old models
+                                                         ▲ the promotion: before it the old model is promoted, after it the new one
+
+Creating N+1 fails if there is one: of two runs that trained from N only one can promote. A crash after it leaves current.json one
+promotion behind, until `repair`, with which every night begins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from configs.base import ConfigError
+from tasks.retraining.decision import Scores
+from tasks.retraining.lease import Lease
+from tasks.retraining.prompts import Consumed
+from tasks.retraining.storage import Folder, RegistryError, reaching
+
+_log = logging.getLogger(__name__)
+_FIELD = "registry.url"
+_CURRENT = "current.json"
+
+
+class PromotionConflictError(RegistryError):
+    """Another run promoted a model since this one began: the new model was compared with one that is no longer the promoted one."""
+
+
+class ModelFile(BaseModel):
+    """One file of a promoted model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    size: int
+    sha256: str
+
+
+class Attempt(BaseModel):
+    """A night's training and its outcome.
+
+    Attributes:
+        parent: number of the promotion that it was trained from and compared with; None: the training recipe's own model.
+        run_id: the Prefect flow run. time: UTC, ISO 8601.
+        prompts: how many it was trained on. data_hash, frozen_hash: SHA-256 of them, and of the frozen set.
+        config_hash: of everything else that decides the result.
+        metric: the one that decided. old, new: scores on the frozen set.
+        reason: of the verdict, with the note of a person who was asked.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    parent: int | None
+    run_id: str
+    time: str
+    prompts: int
+    data_hash: str
+    config_hash: str
+    frozen_hash: str
+    metric: str
+    old: Scores
+    new: Scores
+    reason: str
+
+
+class Promotion(Attempt):
+    """One entry of the lineage.
+
+    Attributes:
+        number: 1 for the first. model: folder of the model, relative to the registry. files: all of them, by name.
+        consumed: by file under the data URL, what this model and those before it were trained on.
+    """
+
+    number: int
+    model: str
+    files: dict[str, ModelFile]
+    consumed: dict[str, Consumed]
+
+
+class Registry:
+    """Reads need no lease; `promote` and `reject` take one.
+
+    Raises:
+        ConfigError: the URL is of no known kind. So does every method when the URL cannot be reached; it names the field.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.folder = Folder(url, _FIELD)
+
+    @property
+    def lease_folder(self) -> Folder:
+        """Where `Lease` keeps its files."""
+        return Folder(f"{self.folder.url}/lease", _FIELD)
+
+    def current(self) -> Promotion | None:
+        """The promoted model, or None before the first."""
+        with reaching(_FIELD, self.folder.url):
+            last = self._last()
+            return self.promotion(last) if last else None
+
+    def promotion(self, number: int) -> Promotion:
+        """One entry of the lineage.
+
+        Raises:
+            ConfigError: there is none of that number, or it is damaged.
+        """
+        name = _lineage(number)
+        with reaching(_FIELD, self.folder.url):
+            content = self.folder.read(name)
+        if content is None:
+            raise ConfigError(f"{_FIELD}: there is no {self.folder.url}/{name}")
+        try:
+            return Promotion.model_validate_json(content)
+        except ValidationError as error:
+            raise ConfigError(f"{_FIELD}: {self.folder.url}/{name} is damaged: {error.errors()[0]['msg']}") from None
+
+    def check_model(self, promotion: Promotion) -> None:
+        """See that all files of a promoted model are there, by name and size.
+
+        Raises:
+            ConfigError: the model vanished; says which file and what to do.
+        """
+        for name, file in promotion.files.items():
+            path = f"{promotion.model}/{name}"
+            with reaching(_FIELD, self.folder.url):
+                size = self._size(path)
+            if size != file.size:
+                what = "is missing" if size is None else f"has {size} bytes instead of {file.size}"
+                raise ConfigError(
+                    f"{_FIELD}: the promoted model {promotion.number} has vanished: {self.folder.url}/{path} {what}: restore it, "
+                    f"or remove {self.folder.url}/{_lineage(promotion.number)} to go back to the model before"
+                )
+
+    def fetch(self, promotion: Promotion, scratch: Path) -> Path:
+        """A local directory with the model: the registry's own, or a checked copy in `scratch`.
+
+        Raises:
+            ConfigError: the model vanished or is damaged.
+        """
+        self.check_model(promotion)
+        if self.folder.local:
+            return Path(self.folder.path(promotion.model))
+        scratch.mkdir(parents=True, exist_ok=True)
+        for name, file in promotion.files.items():
+            target = scratch / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with reaching(_FIELD, self.folder.url):
+                self.folder.fs.get_file(self.folder.path(f"{promotion.model}/{name}"), str(target))
+            if _sha256(target) != file.sha256:
+                raise ConfigError(f"{_FIELD}: {self.folder.url}/{promotion.model}/{name} is damaged: its SHA-256 is not the lineage's")
+        return scratch
+
+    def promote(self, candidate: Path, attempt: Attempt, consumed: Mapping[str, Consumed], lease: Lease, keep: int) -> Promotion:
+        """Make the model in the local directory the promoted one.
+
+        Raises:
+            PromotionConflictError: the promoted model is not `attempt.parent` any more. LeaseLostError. ConfigError.
+        """
+        number = (attempt.parent or 0) + 1
+        model = f"models/{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:8]}"
+        with reaching(_FIELD, self.folder.url):
+            files = self._upload(candidate, model)
+            fields: dict[str, Any] = attempt.model_dump() | {"number": number, "model": model, "files": files, "consumed": dict(consumed)}
+            promotion = Promotion.model_validate(fields)
+            content = promotion.model_dump_json(indent=2).encode()
+            lease.check()
+            if self._last() != (attempt.parent or 0) or not self.folder.create(_lineage(number), content):
+                self.folder.remove(model)
+                raise PromotionConflictError(
+                    f"another run promoted model {self._last()} into {self.folder.url} since this one began with model {attempt.parent}: "
+                    "this night's model was not promoted"
+                )
+        self.repair()
+        self._prune(keep)
+        return promotion
+
+    def reject(self, attempt: Attempt) -> None:
+        """Remember that this was tried."""
+        with reaching(_FIELD, self.folder.url):
+            self.folder.replace(_rejected(attempt), attempt.model_dump_json(indent=2).encode())
+
+    def rejected(self, parent: int | None, data_hash: str, config_hash: str) -> Attempt | None:
+        """The attempt with the same parent, data and configuration that was not promoted, if there was one."""
+        with reaching(_FIELD, self.folder.url):
+            content = self.folder.read(f"rejected/{_key(parent, data_hash, config_hash)}.json")
+        return None if content is None else Attempt.model_validate_json(content)
+
+    def repair(self) -> None:
+        """Bring current.json up to the lineage."""
+        with reaching(_FIELD, self.folder.url):
+            last = self._last()
+            content = self.folder.read(_lineage(last)) if last else None
+            if content is None:
+                self.folder.remove(_CURRENT)
+            elif content != self.folder.read(_CURRENT):
+                self.folder.replace(_CURRENT, content)
+
+    def _prune(self, keep: int) -> None:
+        # Without its old models a registry works as well: a store that does not let us remove them ends no night.
+        try:
+            last = self._last()
+            kept = {self.promotion(number).model for number in range(max(1, last - keep + 1), last + 1)}
+            for name in self.folder.names("models"):
+                if f"models/{name}" not in kept:
+                    self.folder.remove(f"models/{name}")
+        except Exception:  # noqa: BLE001  (see above)
+            _log.warning("old models of %s could not be removed", self.folder.url, exc_info=True)
+
+    def _upload(self, source: Path, model: str) -> dict[str, ModelFile]:
+        files = {}
+        for path in sorted(path for path in source.rglob("*") if path.is_file()):
+            name = path.relative_to(source).as_posix()
+            self.folder.put(path, f"{model}/{name}")
+            files[name] = ModelFile(size=path.stat().st_size, sha256=_sha256(path))
+        return files
+
+    def _size(self, name: str) -> int | None:
+        try:
+            self.folder.fs.invalidate_cache()
+            return int(self.folder.fs.size(self.folder.path(name)))
+        except FileNotFoundError:
+            return None
+
+    def _last(self) -> int:
+        return max((int(name[:-5]) for name in self.folder.names("lineage") if name[:-5].isdecimal()), default=0)
+
+
+def why_skip(new: int, at_least: int, url: str, parent: int | None, tried: Attempt | None) -> str | None:
+    """Why a night need not train, or None.
+
+    Args:
+        new: prompts under the URL that no promoted model was trained on. tried: the same attempt of an earlier night, not promoted.
+    """
+    since = "" if parent is None else f" since model {parent}"
+    if new == 0:
+        return f"nothing new under {url}{since}"
+    if new < at_least:
+        return f"{new} new prompts under {url}{since}; data.min_prompts is {at_least}"
+    if tried is not None:
+        return f"nothing new under {url} since {tried.time}, when the same was tried and not promoted ({tried.reason})"
+    return None
+
+
+def _lineage(number: int) -> str:
+    return f"lineage/{number:06d}.json"
+
+
+def _rejected(attempt: Attempt) -> str:
+    return f"rejected/{_key(attempt.parent, attempt.data_hash, attempt.config_hash)}.json"
+
+
+def _key(parent: int | None, data_hash: str, config_hash: str) -> str:
+    return hashlib.sha256(f"{parent}/{data_hash}/{config_hash}".encode()).hexdigest()[:32]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,34 @@
+"""The page that a person reads before and after a decision."""
+
+from __future__ import annotations
+
+from tasks.retraining.comparison import comparison_markdown
+from tasks.retraining.decision import Scores
+from tasks.retraining.prompts import find_new, write
+from tests.tasks.retraining.test_registry import attempt
+
+
+def answer(prompt: str, response: str, reward: float) -> dict[str, object]:
+    return {"prompt": prompt, "response": response, "answer": "7", "reward": reward}
+
+
+def page() -> str:
+    scores = {"old": Scores(accuracy=1 / 3, reward=1 / 3), "new": Scores(accuracy=2 / 3, reward=2 / 3)}
+    old = [answer("same", "7", 1.0), answer("3 + 4?", "no | idea", 0.0), answer("a\nb", "<b>8</b>", 0.0)]
+    new = [answer("same", "7", 1.0), answer("3 + 4?", "7", 1.0), answer("a\nb", "", 0.0)]
+    found = find_new({"monday.jsonl": write([("p", "a"), ("p", "a"), ("q", "a")]).encode()}, {}, {"q"})
+    night = attempt(4).model_copy(update=scores)
+    return comparison_markdown("Promoted", night, found, old, new, 2)
+
+
+def test_verdict_numbers_and_lineage() -> None:
+    text = page()
+    assert text.startswith("## Promoted\n\nbecause.\n")
+    assert "| accuracy | 0.333 | 0.667 | +0.333 |" in text
+    assert "Of 3 problems 1 were answered better, 0 worse, 2 the same; the standard error of the reward's difference is 0.3333." in text
+    assert "Trained from model 4 on 3 new prompts of 1 file(s) (left out: 1 repeated, 1 of the frozen set)." in text
+
+
+def test_answers_that_changed_come_first_and_no_text_breaks_the_table() -> None:
+    rows = page().split("### Answers")[1].split("\n\n")[1].splitlines()[2:]
+    assert rows == ["| 3 + 4? | 7 | no \\| idea (0.000) | 7 (1.000) |", "| same | 7 | 7 (1.000) | 7 (1.000) |"]
