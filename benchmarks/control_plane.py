@@ -1,7 +1,7 @@
 """What orchestration (Prefect, Ray calls, data-plane metadata) adds to a synchronous step. About a minute.
 
-A Prefect server, a process worker and a deployment, as a person has them; the worker runs `control_plane_flow`: the `grpo` flow on the recipe
-arithmetic-cpu (64 prompts x 8 responses) with actors that compute nothing for the first steps, and for a second in all in each later one.
+A Prefect server, a process worker and a deployment, as a person has them; the worker runs `control_plane_flow`: the `grpo` flow on the
+recipe arithmetic-cpu (64 prompts x 8 responses) with actors that compute nothing in the first steps, and a second in all in later ones.
 A step is timed from its start to the start of the next one, so nothing between two steps is left out.
 
   added     median step without compute: all of it is orchestration
@@ -10,6 +10,7 @@ A step is timed from its start to the start of the next one, so nothing between 
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import subprocess
@@ -39,7 +40,13 @@ def deploy_and_run(output: Path) -> Path:
     from benchmarks.control_plane_flow import QUICK_STEPS, SLOW_STEPS, control_plane
 
     steps = QUICK_STEPS + SLOW_STEPS
-    overrides = [f"steps={steps}", f"validate_every={steps}", "warm_start.steps=0", "warm_start.stop_at_accuracy=null", f"output_dir={output}"]
+    overrides = [
+        f"steps={steps}",
+        f"validate_every={steps}",
+        "warm_start.steps=0",
+        "warm_start.stop_at_accuracy=null",
+        f"output_dir={output}",
+    ]
     with get_client(sync_client=True) as client:
         client.create_work_pool(WorkPoolCreate(name=_POOL, type="process"))
         source: Any = control_plane.from_source(source=str(ROOT), entrypoint="benchmarks/control_plane_flow.py:control_plane")
@@ -86,7 +93,7 @@ def main() -> None:
             directory = deploy_and_run(Path(home) / "runs")
         starts = json.loads((directory / TIMES).read_text())
         rows = by_step(read(directory / "metrics.jsonl"))
-    periods = [1e3 * (after - before) for before, after in zip(starts, starts[1:], strict=False)]
+    periods = [1e3 * (after - before) for before, after in itertools.pairwise(starts)]
     compute = 1e3 * (sum(SHARES.values()) + SHARES["logprob_step"])
     quick = periods[_LEFT_OUT : QUICK_STEPS - 1]
     slow = [period - compute for period in periods[QUICK_STEPS + _LEFT_OUT - 1 :]]

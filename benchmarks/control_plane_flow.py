@@ -63,7 +63,9 @@ class StubCollector:
         ]
         meta = KVBatchMeta.concat(metas).with_fields("input_ids", "token_mask", "sample_mask", "generation_logprobs")
         _compute("rollout", step)
-        return Rollout(meta=meta, samples=(Sample(prompt="p", response="r", answer="a", reward=0.0, weight_version=0),) * self._shown, metrics={})
+        return Rollout(
+            meta=meta, samples=(Sample(prompt="p", response="r", answer="a", reward=0.0, weight_version=0),) * self._shown, metrics={}
+        )
 
     def validate(self, weight_version: int) -> Validation:
         return Validation(reward=0.0, accuracy=0.0, samples=())

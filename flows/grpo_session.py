@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from tasks.checkpoint import export_hf
 from tasks.evaluate import validate
 from tasks.launch import RunActors, launch, planned_actors
 from tasks.refit import refit
-from tasks.reporting.samples import SamplesWriter
+from tasks.reporting.samples import Phase, Sample, SamplesWriter
 from tasks.train import begin_grpo
 from tasks.warm_start import begin_warm_start, warm_start
 
@@ -78,11 +78,16 @@ class GrpoSession(Session[RunConfig]):
         with self.time("validate") as timer:
             found = validate(self.namespace, str(step), self.weight_version, self.config.generation.timeout_s)
         self._validations[step] = found
-        self.samples.write(step, "before" if step == 0 else "after" if step == self.config.steps else "validation", found.samples)
+        self.show_samples(step, "before" if step == 0 else "after" if step == self.config.steps else "validation", found.samples)
         values = {"accuracy/validation": found.accuracy, "reward/validation": found.reward, "time/validate": timer.seconds}
         self.record(step, values)
         self.progress.step(step, values)
         self.progress.note(f"step {step}: validation accuracy {found.accuracy:.3f}, reward {found.reward:.3f}")
+
+    def show_samples(self, step: int, phase: Phase, samples: Sequence[Sample]) -> None:
+        """What the model said, into the run directory and the Prefect UI."""
+        self.samples.write(step, phase, samples)
+        self.publisher.samples(step, phase, samples)
 
     def refit(self) -> None:
         """Weights into the engines, outside a step."""

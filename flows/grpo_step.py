@@ -8,6 +8,7 @@ from prefect.utilities.annotations import quote
 
 from actors.data_plane.meta import KVBatchMeta
 from flows.step import Step
+from tasks import events
 from tasks.advantage import advantage
 from tasks.logprob import logprob, ref_logprob
 from tasks.refit import refit
@@ -30,7 +31,7 @@ class GrpoStep(Step):
         with self._timed("rollout"):
             result = rollout(self._run.namespace, self.number, self._run.weight_version, self._config.generation.timeout_s)
         self._written = result.meta
-        self._run.samples.write(self.number, "train", result.samples)
+        self._run.show_samples(self.number, "train", result.samples)
         return result.meta
 
     def logprob(self, batch: KVBatchMeta) -> KVBatchMeta:
@@ -69,3 +70,4 @@ class GrpoStep(Step):
             result = refit(self._run.namespace, str(self.number), self._run.actors.engines, self._config.policy.timeout_s)
         self._run.weight_version = int(result["weight_version"])
         self.metrics["refit_bytes"] = result["bytes"]
+        events.refit_completed(self.number, result)

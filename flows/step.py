@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from prefect.futures import PrefectFuture
 from prefect.utilities.annotations import quote
 
 from actors.data_plane.meta import KVBatchMeta
 from tasks.clear import clear
+from tasks.data_plane import data_plane_metrics
 from tasks.train import train
 
 if TYPE_CHECKING:
@@ -25,17 +27,26 @@ class Step:
     def __init__(self, run: Session[Any], number: int) -> None:
         self._run, self.number = run, number
         self._written: KVBatchMeta | None = None
+        self._clearing: PrefectFuture[dict[str, float]] | None = None
         self.metrics: dict[str, float] = {}
 
     def train(self, batch: KVBatchMeta) -> None:
-        """Optimizer steps on the batch."""
+        """Optimizer steps on the batch. Nobody needs its samples then, so clearing begins, beside what the step still does."""
         with self._timed("train"):
             self.metrics |= train(self._run.namespace, self.number, quote(batch), self._run.flow, self._run.config.policy.timeout_s)
+        self._begin_clear()
 
-    def clear(self) -> None:
-        """This step's keys leave the data plane."""
-        if self._written is not None:
-            clear(self._run.namespace, self.number, quote(self._written), self._run.config.data_plane.timeout_s)
+    def clear(self) -> dict[str, float]:
+        """This step's keys have left the data plane when this returns. Returns what the data plane did for the run so far."""
+        self._begin_clear()
+        if self._clearing is None:
+            return data_plane_metrics(self._run.namespace, self._run.config.data_plane.timeout_s)
+        return self._clearing.result()
+
+    def _begin_clear(self) -> None:
+        if self._clearing is None and self._written is not None:
+            timeout_s = self._run.config.data_plane.timeout_s
+            self._clearing = clear.submit(self._run.namespace, self.number, quote(self._written), timeout_s)
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
