@@ -14,6 +14,7 @@ import re
 import threading
 import time
 from collections import Counter, deque
+from contextvars import copy_context
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,7 +25,7 @@ from ray._private.worker import global_worker
 from ray._raylet import GcsLogSubscriber  # type: ignore[attr-defined]
 
 _EVERY_S, _MOST_LINES = 2.0, 50
-_LAST_WORDS_S = 1.0  # from an actor's line to here, when the run has failed; otherwise what is on its way by then is not waited for
+_LAST_WORDS_S = 3.0  # from an actor's line to here, when the run has failed; otherwise what is on its way by then is not waited for
 _LEVEL = re.compile(r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
 _LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 40}
 
@@ -74,7 +75,8 @@ class ActorLogs:
         self._buffer = LineBuffer()
         self._ending = threading.Event()
         self._until = float("inf")
-        self._thread = threading.Thread(target=self._work, name="actor-logs", daemon=True)
+        # In this context: Prefect's settings are in it, and a thread without them would report to a server of its own.
+        self._thread = threading.Thread(target=copy_context().run, args=(self._work,), name="actor-logs", daemon=True)
 
     def __enter__(self) -> Self:
         self._subscriber = GcsLogSubscriber(address=global_worker.gcs_client.address)  # type: ignore[attr-defined]

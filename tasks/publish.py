@@ -15,6 +15,7 @@ import json
 import threading
 import time
 from collections.abc import Iterable
+from contextvars import copy_context
 from typing import Any
 from uuid import UUID
 
@@ -50,7 +51,8 @@ class Publisher:
         self._steps, self._step, self._failures = 0, 0, 0
         self._error: Exception | None = None
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="publisher", daemon=True)
+        # In this context: Prefect's settings are in it, and a thread without them would report to a server of its own.
+        self._thread = threading.Thread(target=copy_context().run, args=(self._work,), name="publisher", daemon=True)
 
     def begin(self, steps: int) -> None:
         """The run is to have this many steps. Call before the first `update`."""
