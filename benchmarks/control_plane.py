@@ -17,6 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,22 @@ from configs import settings
 ROOT = Path(__file__).parent.parent
 _POOL, _LEFT_OUT = "control-plane", 3  # steps at the start of each half
 _DEADLINE_S = 300.0
+
+
+@contextmanager
+def _worker(log: Path) -> Iterator[None]:
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", _POOL, "--type", "process"]
+    environment = settings.child_environment(PYTHONPATH=str(ROOT), PREFECT_WORKER_QUERY_SECONDS="1")
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment) as worker:
+        try:
+            yield
+        finally:
+            worker.terminate()
+            worker.wait(30)
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-3000:]
 
 
 def deploy_and_run(output: Path) -> Path:
@@ -54,22 +72,17 @@ def deploy_and_run(output: Path) -> Path:
         run: Any = run_deployment(
             "control-plane/benchmark", parameters={"recipe": "arithmetic-cpu", "overrides": overrides}, timeout=0, as_subflow=False
         )
-        worker = subprocess.Popen(
-            [sys.executable, "-m", "prefect", "worker", "start", "--pool", _POOL, "--type", "process"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            env=settings.child_environment(PYTHONPATH=str(ROOT), PREFECT_WORKER_QUERY_SECONDS="1"),
-        )  # fmt: skip
-        try:
+        log = output.with_name("worker.log")
+        with _worker(log):
             deadline = time.monotonic() + _DEADLINE_S
-            while not (state := client.read_flow_run(run.id).state).is_final():  # type: ignore[union-attr]
+            state: Any = None
+            while state is None or not state.is_final():
                 if time.monotonic() > deadline:
-                    raise RuntimeError(f"the run is still {state.name} after {_DEADLINE_S:.0f} s")  # type: ignore[union-attr]
+                    raise RuntimeError(f"the run is still {state.name} after {_DEADLINE_S:.0f} s; the worker said:\n{_tail(log)}")
                 time.sleep(0.5)
-        finally:
-            worker.terminate()
-            worker.wait(30)
-    if not state.is_completed():  # type: ignore[union-attr]
-        raise RuntimeError(f"the run ended as {state.name}: {state.message}")  # type: ignore[union-attr]
+                state = client.read_flow_run(run.id).state
+    if not state.is_completed():
+        raise RuntimeError(f"the run ended as {state.name}: {state.message}; the worker said:\n{_tail(log)}")
     return (output / "latest").resolve()
 
 

@@ -159,7 +159,8 @@ class Session[C: BaseRunConfig](ABC):
             except Exception:  # noqa: BLE001  (the stage's own error is the one to raise)
                 get_run_logger().warning("step %d: its keys could not be cleared", step.number, exc_info=True)
             raise
-        step.metrics |= step.clear()
+        step.clear()
+        step.metrics |= step.data_plane()
         seconds = time.monotonic() - started
         step.metrics |= {"time/step": seconds, "tokens_per_s": step.metrics["tokens"] / seconds}
         self._tokens += step.metrics["tokens"]

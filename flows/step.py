@@ -36,12 +36,17 @@ class Step:
             self.metrics |= train(self._run.namespace, self.number, quote(batch), self._run.flow, self._run.config.policy.timeout_s)
         self._begin_clear()
 
-    def clear(self) -> dict[str, float]:
-        """This step's keys have left the data plane when this returns. Returns what the data plane did for the run so far."""
+    def clear(self) -> None:
+        """This step's keys have left the data plane when this returns."""
         self._begin_clear()
-        if self._clearing is None:
-            return data_plane_metrics(self._run.namespace, self._run.config.data_plane.timeout_s)
-        return self._clearing.result()
+        if self._clearing is not None:
+            self._clearing.result()
+
+    def data_plane(self) -> dict[str, float]:
+        """What the data plane did for the run so far. Call after `clear`, which knows it."""
+        if self._clearing is not None:
+            return self._clearing.result()
+        return data_plane_metrics(self._run.namespace, self._run.config.data_plane.timeout_s)
 
     def _begin_clear(self) -> None:
         if self._clearing is None and self._written is not None:

@@ -32,8 +32,8 @@ from actors.generation.types import GenerationTimeoutError
 from actors.waiting import ActorGoneError, ActorTimeoutError
 from tasks import events
 from tasks.actor_logs import ActorLogs, LineBuffer, level
+from tasks.evaluate import validate
 from tasks.publish import Publisher
-from tasks.refit import refit
 from tasks.reporting.run_dir import RunDirectory
 from tasks.train import train
 from tests.conftest import ROOT
@@ -43,8 +43,8 @@ pytestmark = pytest.mark.slow
 NAMESPACE = "monitoring"
 
 
-class Policy:
-    """Fails as it is told, and counts."""
+class Stub:
+    """A collector and a policy group. Fails as it is told, and counts."""
 
     def __init__(self, errors: list[Exception]) -> None:
         self._errors, self._calls = errors, 0
@@ -54,9 +54,9 @@ class Policy:
         if self._errors:
             raise self._errors.pop(0)
 
-    def refit(self, engines: list[str]) -> dict[str, float]:
+    def validate(self, weight_version: int) -> str:
         self._stage()
-        return {"weight_version": 1.0, "refit_s": 0.5, "bytes": 8.0}
+        return f"with weights {weight_version}"
 
     def train(self, meta: Any, objective: str) -> dict[str, float]:
         self._stage()
@@ -77,12 +77,12 @@ class Policy:
 
 
 @pytest.fixture
-def policy(ray_session: None) -> Iterator[Callable[..., Any]]:
-    """Starts the actor that the tasks find under the policy's name."""
+def actor(ray_session: None) -> Iterator[Callable[..., Any]]:
+    """Starts the actor that a task finds under its name."""
     handles = []
 
-    def start(*failures: Exception) -> Any:
-        handles.append(ray.remote(Policy).options(name=names.POLICY, namespace=NAMESPACE, num_cpus=0).remote(list(failures)))
+    def start(name: str, *failures: Exception) -> Any:
+        handles.append(ray.remote(Stub).options(name=name, namespace=NAMESPACE, num_cpus=0).remote(list(failures)))
         ray.get(handles[-1].calls.remote())
         return handles[-1]
 
@@ -95,9 +95,9 @@ def policy(ray_session: None) -> Iterator[Callable[..., Any]]:
             time.sleep(0.05)
 
 
-def try_refit() -> Any:
+def try_validate() -> Any:
     """The task as it is, but for the length of its waits."""
-    return refit.with_options(retry_delay_seconds=[0.1, 0.1])(NAMESPACE, "1", ["engine-0"], 30.0)
+    return validate.with_options(retry_delay_seconds=[0.1, 0.1])(NAMESPACE, "1", 7, 30.0)
 
 
 def in_flow(work: Callable[[], Any]) -> Any:
@@ -111,39 +111,39 @@ def in_flow(work: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("failure", [ActorTimeoutError("silent"), GenerationTimeoutError("slow")], ids=["silent", "slow"])
-def test_an_idempotent_stage_runs_again(server: str, policy: Callable[..., Any], failure: Exception) -> None:
-    actor = policy(failure, failure)
-    assert try_refit()["weight_version"] == 1
-    assert ray.get(actor.calls.remote()) == 3
+def test_an_idempotent_stage_runs_again(server: str, actor: Callable[..., Any], failure: Exception) -> None:
+    started = actor(names.COLLECTOR, failure, failure)
+    assert try_validate() == "with weights 7"
+    assert ray.get(started.calls.remote()) == 3
 
 
-def test_it_gives_up_with_the_last_error(server: str, policy: Callable[..., Any]) -> None:
-    actor = policy(*[ActorTimeoutError(f"silence {n}") for n in range(5)])
+def test_it_gives_up_with_the_last_error(server: str, actor: Callable[..., Any]) -> None:
+    started = actor(names.COLLECTOR, *[ActorTimeoutError(f"silence {n}") for n in range(5)])
     with pytest.raises(ActorTimeoutError, match="silence 2"):
-        try_refit()
-    assert ray.get(actor.calls.remote()) == 3
+        try_validate()
+    assert ray.get(started.calls.remote()) == 3
 
 
-def test_wrong_data_is_wrong_the_second_time_too(server: str, policy: Callable[..., Any]) -> None:
-    actor = policy(ValueError("no such column"))
+def test_wrong_data_is_wrong_the_second_time_too(server: str, actor: Callable[..., Any]) -> None:
+    started = actor(names.COLLECTOR, ValueError("no such column"))
     with pytest.raises(ValueError, match="no such column"):
-        try_refit()
-    assert ray.get(actor.calls.remote()) == 1
+        try_validate()
+    assert ray.get(started.calls.remote()) == 1
 
 
-def test_a_dead_actor_is_not_waited_for(server: str, policy: Callable[..., Any]) -> None:
-    ray.kill(policy())
+def test_a_dead_actor_is_not_waited_for(server: str, actor: Callable[..., Any]) -> None:
+    ray.kill(actor(names.COLLECTOR))
     started = time.monotonic()
-    with pytest.raises(ActorGoneError, match="policy"):
-        try_refit()
+    with pytest.raises(ActorGoneError, match="collector"):
+        try_validate()
     assert time.monotonic() - started < 20
 
 
-def test_train_is_applied_once(server: str, policy: Callable[..., Any]) -> None:
-    actor = policy(ActorTimeoutError("silent"))
+def test_train_is_applied_once(server: str, actor: Callable[..., Any]) -> None:
+    started = actor(names.POLICY, ActorTimeoutError("silent"))
     with pytest.raises(ActorTimeoutError):
         train(NAMESPACE, 1, None, "grpo", 30.0)  # type: ignore[arg-type]
-    assert ray.get(actor.calls.remote()) == 1
+    assert ray.get(started.calls.remote()) == 1
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ def watched(server: str, ray_session: None, tmp_path_factory: pytest.TempPathFac
         publisher = Publisher("grpo")
         publisher.begin(4)
         with suppress(ActorGoneError), ActorLogs(NAMESPACE):
-            actor = ray.remote(Policy).options(name="engine-7", namespace=NAMESPACE, num_cpus=0).remote([])
+            actor = ray.remote(Stub).options(name="engine-7", namespace=NAMESPACE, num_cpus=0).remote([])
             ray.get(actor.say.remote("hello", "WARNING 11-21 the cache is small"))
             ray.get(actor.say.remote(*(f"line {n}" for n in range(500))))
             actor.die.remote("the last words")
