@@ -31,7 +31,7 @@ from actors import names
 from actors.generation.types import GenerationTimeoutError
 from actors.waiting import ActorGoneError, ActorTimeoutError
 from tasks import events
-from tasks.actor_logs import ActorLogs, LineBuffer, level
+from tasks.actor_logs import ActorLogs
 from tasks.evaluate import validate
 from tasks.publish import Publisher
 from tasks.reporting.run_dir import RunDirectory
@@ -267,21 +267,6 @@ def test_a_server_that_is_away_does_not_end_the_run(server: str, tmp_path: Path,
     assert {"grpo-progress", "grpo-metrics", "grpo-reward", "grpo-summary"} == set(tries)
     assert "trying again" in said[0]
     assert said[1].startswith("2 writes of artifacts failed")
-
-
-def test_the_newest_lines_are_kept_and_the_others_counted() -> None:
-    buffer = LineBuffer(most_lines=2)
-    buffer.add("a", ["1", "", "2"])
-    buffer.add("b", ["ERROR: x"])
-    buffer.add("a", ["3"])
-    assert buffer.take() == [
-        (30, "[a] ... 1 lines left out; Ray's log directory has all"),
-        (20, "[a] 2"),
-        (20, "[a] 3"),
-        (40, "[b] ERROR: x"),
-    ]
-    assert buffer.take() == []
-    assert [level(line) for line in ("(EngineCore) WARNING 11-21", "no level", "INFO no WARNING")] == [30, 20, 20]
 
 
 def until[T](read: Callable[[], T], good: Callable[[T], bool], timeout_s: float = 60.0) -> T:

@@ -158,4 +158,4 @@ def test_an_sft_run_shows_losses_and_no_rewards(tmp_path: Path) -> None:
         assert expected in words
     for absent in ("reward", "Reward", "accuracy", "KL", "GRPO", "weight version", "before and after", "No values were recorded"):
         assert absent not in words
-    assert sum(tag == "svg" for tag, _ in report.tags) == 6
+    assert sum(tag == "svg" for tag, _ in report.tags) == 5
