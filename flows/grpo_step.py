@@ -35,17 +35,19 @@ class GrpoStep(Step):
         return result.meta
 
     def logprob(self, batch: KVBatchMeta) -> KVBatchMeta:
-        """The policy's own log-probabilities of the samples (the `old` of the ratio)."""
+        """The policy's own log-probabilities of the samples (the `old` of the ratio); `train` waits for them."""
         policy = self._config.policy
-        with self._timed("logprob"):
-            logprob(self._run.namespace, self.number, quote(batch), policy.timeout_s, policy.why_no_logprob())
+        self._before_train["logprob"] = logprob.submit(
+            self._run.namespace, self.number, quote(batch), policy.timeout_s, policy.why_no_logprob()
+        )
         return batch if policy.why_no_logprob() else batch.with_fields("policy_logprobs")
 
     def ref_logprob(self, batch: KVBatchMeta) -> KVBatchMeta:
-        """The reference's log-probabilities, for the KL term."""
+        """The reference's log-probabilities, for the KL term; `train` waits for them."""
         policy = self._config.policy
-        with self._timed("ref_logprob"):
-            ref_logprob(self._run.namespace, self.number, quote(batch), policy.timeout_s, policy.why_no_ref_logprob())
+        self._before_train["ref_logprob"] = ref_logprob.submit(
+            self._run.namespace, self.number, quote(batch), policy.timeout_s, policy.why_no_ref_logprob()
+        )
         return batch if policy.why_no_ref_logprob() else batch.with_fields("reference_logprobs")
 
     def advantage(self, batch: KVBatchMeta) -> KVBatchMeta:

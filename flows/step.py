@@ -1,4 +1,10 @@
-"""One step of any flow: its stages are Prefect tasks, which get their arguments here and are timed."""
+"""One step of any flow: its stages are Prefect tasks, which get their arguments here and are timed.
+
+A task run costs some milliseconds before and after its work. Those of a stage that another one needs not wait for hide behind it:
+
+    rollout ─┬► logprob ─► ref_logprob ─┬► train ─┬► refit ─┬► next step          (the policy group takes its calls one by one)
+             └► advantage ──────────────┘         └► clear ─┘
+"""
 
 from __future__ import annotations
 
@@ -27,13 +33,20 @@ class Step:
     def __init__(self, run: Session[Any], number: int) -> None:
         self._run, self.number = run, number
         self._written: KVBatchMeta | None = None
+        self._before_train: dict[str, PrefectFuture[Any]] = {}
         self._clearing: PrefectFuture[dict[str, float]] | None = None
         self.metrics: dict[str, float] = {}
 
     def train(self, batch: KVBatchMeta) -> None:
-        """Optimizer steps on the batch. Nobody needs its samples then, so clearing begins, beside what the step still does."""
+        """Optimizer steps on the batch, when the stages before it are done. Its samples are cleared beside what the step still does."""
+        timeout_s, before = self._run.config.policy.timeout_s, list(self._before_train.values())
+        training = train.submit(self._run.namespace, self.number, quote(batch), self._run.flow, timeout_s, wait_for=before)
+        for stage, future in self._before_train.items():
+            seconds = (future.result() or {}).get("logprob_s", 0.0)  # None: skipped
+            self.metrics[f"time/{stage}"] = seconds
+            self._run.seconds[stage] += seconds
         with self._timed("train"):
-            self.metrics |= train(self._run.namespace, self.number, quote(batch), self._run.flow, self._run.config.policy.timeout_s)
+            self.metrics |= training.result()
         self._begin_clear()
 
     def clear(self) -> None:
