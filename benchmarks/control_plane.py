@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -68,7 +69,7 @@ def deploy_and_run(output: Path) -> Path:
     with get_client(sync_client=True) as client:
         client.create_work_pool(WorkPoolCreate(name=_POOL, type="process"))
         source: Any = control_plane.from_source(source=str(ROOT), entrypoint="benchmarks/control_plane_flow.py:control_plane")
-        source.deploy(name="benchmark", work_pool_name=_POOL, build=False, push=False, print_next_steps=False)
+        source.deploy(name="benchmark", work_pool_name=_POOL, build=False, push=False, print_next_steps=False, ignore_warnings=True)
         run: Any = run_deployment(
             "control-plane/benchmark", parameters={"recipe": "arithmetic-cpu", "overrides": overrides}, timeout=0, as_subflow=False
         )
@@ -95,6 +96,7 @@ def summary(milliseconds: list[float]) -> dict[str, float]:
 def main() -> None:
     """Measure and print one JSON line."""
     began = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the worker ends too
     settings.apply_defaults()
     with tempfile.TemporaryDirectory() as home:
         settings.set_for_process(PREFECT_HOME=f"{home}/prefect", PREFECT_API_URL="", RAY_ADDRESS="")
