@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 
 
 class ActorGoneError(RuntimeError):
@@ -63,6 +63,8 @@ def _value(ref: Any, who: str, what: str) -> Any:
         return ray.get(ref, timeout=10)
     except RayTaskError as error:
         raise cause(error) from error
+    except ActorUnavailableError as error:  # alive, as far as Ray knows, but out of reach
+        raise ActorTimeoutError(f"{what}: {who} cannot be reached ({_reason(error)})") from error
     except RayActorError as error:
         raise ActorGoneError(f"{what}: {who} died ({_reason(error)})") from error
     except GetTimeoutError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from tasks.generate import generate, stop_generating
 from tasks.launch import RunActors, launch, planned_actors
 from tasks.refit import refit
 from tasks.replay import set_version
-from tasks.reporting.samples import SamplesWriter
+from tasks.reporting.samples import Phase, Sample, SamplesWriter
 from tasks.train import begin_grpo
 from tasks.warm_start import begin_warm_start, warm_start
 
@@ -90,7 +90,7 @@ class GrpoSession(Session[RunConfig]):
         with self.time("validate") as timer:
             found = validate(self.namespace, str(step), self.weight_version, self.config.generation.timeout_s)
         self._validations[step] = found
-        self.samples.write(step, "before" if step == 0 else "after" if step == self.config.steps else "validation", found.samples)
+        self.show_samples(step, "before" if step == 0 else "after" if step == self.config.steps else "validation", found.samples)
         values = {"accuracy/validation": found.accuracy, "reward/validation": found.reward, "time/validate": timer.seconds}
         self.record(step, values)
         self.progress.step(step, values)
@@ -100,6 +100,11 @@ class GrpoSession(Session[RunConfig]):
         """Every `validate_every` steps, and after the last."""
         if step % self.config.validate_every == 0 or step == self.steps:
             self.validate(step)
+
+    def show_samples(self, step: int, phase: Phase, samples: Sequence[Sample]) -> None:
+        """What the model said, into the run directory and the Prefect UI."""
+        self.samples.write(step, phase, samples)
+        self.publisher.samples(step, phase, samples)
 
     def refit(self) -> None:
         """Weights into the engines, outside a step."""

@@ -1,7 +1,7 @@
 """The stages of one GRPO step, each one Prefect task; `train` and `clear` are those of every flow.
 
 GrpoStep       rollout ─► logprob ─► ref_logprob ─► advantage ─► train ─► refit ─► clear
-AsyncGrpoStep  claim   ─► .............................................. ─► trained        beside a rollout task that never pauses
+AsyncGrpoStep  claim   ─► ..............................................           beside a rollout task that never pauses
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from prefect.utilities.annotations import quote
 
 from actors.data_plane.meta import KVBatchMeta
 from flows.step import Step
+from tasks import events
 from tasks.advantage import advantage
 from tasks.logprob import logprob, ref_logprob
 from tasks.refit import refit
-from tasks.replay import claim, release, set_version, trained
+from tasks.replay import claim, set_version, settle
 from tasks.rollout import rollout
 
 if TYPE_CHECKING:
@@ -35,21 +36,23 @@ class GrpoStep(Step):
         with self._timed("rollout"):
             result = rollout(self._run.namespace, self.number, self._run.weight_version, self._config.generation.timeout_s)
         self._written = result.meta
-        self._run.samples.write(self.number, "train", result.samples)
+        self._run.show_samples(self.number, "train", result.samples)
         return result.meta
 
     def logprob(self, batch: KVBatchMeta) -> KVBatchMeta:
-        """The policy's own log-probabilities of the samples (the `old` of the ratio)."""
+        """The policy's own log-probabilities of the samples (the `old` of the ratio); `train` waits for them."""
         policy = self._config.policy
-        with self._timed("logprob"):
-            logprob(self._run.namespace, self.number, quote(batch), policy.timeout_s, policy.why_no_logprob())
+        self._before_train["logprob"] = logprob.submit(
+            self._run.namespace, self.number, quote(batch), policy.timeout_s, policy.why_no_logprob()
+        )
         return batch if policy.why_no_logprob() else batch.with_fields("policy_logprobs")
 
     def ref_logprob(self, batch: KVBatchMeta) -> KVBatchMeta:
-        """The reference's log-probabilities, for the KL term."""
+        """The reference's log-probabilities, for the KL term; `train` waits for them."""
         policy = self._config.policy
-        with self._timed("ref_logprob"):
-            ref_logprob(self._run.namespace, self.number, quote(batch), policy.timeout_s, policy.why_no_ref_logprob())
+        self._before_train["ref_logprob"] = ref_logprob.submit(
+            self._run.namespace, self.number, quote(batch), policy.timeout_s, policy.why_no_ref_logprob()
+        )
         return batch if policy.why_no_ref_logprob() else batch.with_fields("reference_logprobs")
 
     def advantage(self, batch: KVBatchMeta) -> KVBatchMeta:
@@ -75,6 +78,7 @@ class GrpoStep(Step):
             result = refit(run.namespace, str(self.number), run.actors.engines, run.weight_updates, config.policy.timeout_s)
         run.weight_version = int(result["weight_version"])
         self.metrics |= {"refit_bytes": result["bytes"], "refit_pause_s": result["pause_s"]}
+        events.refit_completed(self.number, result)
 
 
 class AsyncGrpoStep(GrpoStep):
@@ -83,7 +87,6 @@ class AsyncGrpoStep(GrpoStep):
     def __init__(self, run: GrpoSession, number: int) -> None:
         super().__init__(run, number)
         self._uids: tuple[str, ...] = ()
-        self._trained = False
 
     def claim(self) -> KVBatchMeta:
         """Take groups that are young enough, waiting for them."""
@@ -93,20 +96,15 @@ class AsyncGrpoStep(GrpoStep):
             result = claim(self._run.namespace, self.number, groups, rules, config.rollout.dynamic_sampling)
         self._uids = result.uids
         self.metrics |= result.metrics | {"idle/trainer_s": self.metrics["time/claim"]}
-        self._run.samples.write(self.number, "train", result.samples)
+        self._run.show_samples(self.number, "train", result.samples)
         return result.meta
-
-    def train(self, batch: KVBatchMeta) -> None:
-        """As of every flow; these groups are never trained on again."""
-        super().train(batch)
-        self._trained = True
 
     def refit(self) -> None:
         """The new weights into the engines, beside what they generate; the next step trains them."""
         super().refit()
         set_version(self._run.namespace, self._run.weight_version)
 
-    def clear(self) -> None:
-        """The groups' rows leave the data plane, or the groups go back when they were not trained on."""
-        if self._uids:
-            (trained if self._trained else release)(self._run.namespace, self._uids)
+    def _begin_clear(self) -> None:
+        """The groups' rows leave the data plane; groups that were not trained on go back into the buffer."""
+        if self._clearing is None and self._uids:
+            self._clearing = settle.submit(self._run.namespace, self.number, self._uids, self._trained, self._config.data_plane.timeout_s)

@@ -21,13 +21,15 @@ from types import TracebackType
 from typing import Any, ClassVar, Literal, Self
 
 from prefect import runtime
+from prefect.logging import get_run_logger
 
 from actors import names
 from configs.loader import dump
 from configs.run import BaseConfig
 from flows.step import Step
+from tasks import events
+from tasks.actor_logs import ActorLogs
 from tasks.cluster import cluster
-from tasks.data_plane import data_plane_metrics
 from tasks.launch import EvaluationActors, RunActors, logical_cpus, stop
 from tasks.publish import Publisher
 from tasks.reporting.html import write_report
@@ -123,6 +125,7 @@ class Session[C: BaseConfig](ABC):
         self.progress.begin(self.steps)
         with self.progress.phase("starting Ray"):
             self._stack.enter_context(cluster(self.config.ray, self.namespace, logical_cpus(self.config)))
+        self._stack.enter_context(ActorLogs(self.namespace))
         with self.progress.phase(f"starting the actors: {self.parts}"), self.time("launch"):
             self.actors = self._launch(prepared)
             self._stack.callback(stop, self.namespace, self.actors.address)
@@ -151,15 +154,21 @@ class Session[C: BaseConfig](ABC):
         started = time.monotonic()
         try:
             yield step
-        finally:
-            step.clear()
+        except BaseException:
+            try:
+                step.clear()
+            except Exception:  # noqa: BLE001  (the stage's own error is the one to raise)
+                get_run_logger().warning("step %d: its keys could not be cleared", step.number, exc_info=True)
+            raise
+        step.clear()
+        step.metrics |= step.data_plane()
         seconds = time.monotonic() - started
-        step.metrics |= data_plane_metrics(self.namespace, self.config.data_plane.timeout_s)
         step.metrics |= {"time/step": seconds, "tokens_per_s": step.metrics["tokens"] / seconds}
         self._tokens += step.metrics["tokens"]
         self._steps_done = step.number
         self.record(step.number, step.metrics)
         self.progress.step(step.number, step.metrics)
+        events.step_completed(self.flow, step.number, step.metrics)
 
     @contextmanager
     def time(self, stage: str) -> Iterator[Timer]:

@@ -1,4 +1,10 @@
-"""One step of any flow: its stages are Prefect tasks, which get their arguments here and are timed."""
+"""One step of any flow: its stages are Prefect tasks, which get their arguments here and are timed.
+
+A task run costs some milliseconds before and after its work. Those of a stage that another one needs not wait for hide behind it:
+
+    rollout ─┬► logprob ─► ref_logprob ─┬► train ─┬► refit ─┬► next step          (the policy group takes its calls one by one)
+             └► advantage ──────────────┘         └► clear ─┘
+"""
 
 from __future__ import annotations
 
@@ -6,10 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from prefect.futures import PrefectFuture
 from prefect.utilities.annotations import quote
 
 from actors.data_plane.meta import KVBatchMeta
 from tasks.clear import clear
+from tasks.data_plane import data_plane_metrics
 from tasks.train import train
 
 if TYPE_CHECKING:
@@ -25,17 +33,40 @@ class Step:
     def __init__(self, run: Session[Any], number: int) -> None:
         self._run, self.number = run, number
         self._written: KVBatchMeta | None = None
+        self._before_train: dict[str, PrefectFuture[Any]] = {}
+        self._clearing: PrefectFuture[dict[str, float]] | None = None
+        self._trained = False
         self.metrics: dict[str, float] = {}
 
     def train(self, batch: KVBatchMeta) -> None:
-        """Optimizer steps on the batch."""
+        """Optimizer steps on the batch, when the stages before it are done. Its samples are cleared beside what the step still does."""
+        timeout_s, before = self._run.config.policy.timeout_s, list(self._before_train.values())
+        training = train.submit(self._run.namespace, self.number, quote(batch), self._run.flow, timeout_s, wait_for=before)
+        for stage, future in self._before_train.items():
+            seconds = (future.result() or {}).get("logprob_s", 0.0)  # None: skipped
+            self.metrics[f"time/{stage}"] = seconds
+            self._run.seconds[stage] += seconds
         with self._timed("train"):
-            self.metrics |= train(self._run.namespace, self.number, quote(batch), self._run.flow, self._run.config.policy.timeout_s)
+            self.metrics |= training.result()
+        self._trained = True
+        self._begin_clear()
 
     def clear(self) -> None:
-        """This step's keys leave the data plane."""
-        if self._written is not None:
-            clear(self._run.namespace, self.number, quote(self._written), self._run.config.data_plane.timeout_s)
+        """This step's keys have left the data plane when this returns."""
+        self._begin_clear()
+        if self._clearing is not None:
+            self._clearing.result()
+
+    def data_plane(self) -> dict[str, float]:
+        """What the data plane did for the run so far. Call after `clear`, which knows it."""
+        if self._clearing is not None:
+            return self._clearing.result()
+        return data_plane_metrics(self._run.namespace, self._run.config.data_plane.timeout_s)
+
+    def _begin_clear(self) -> None:
+        if self._clearing is None and self._written is not None:
+            timeout_s = self._run.config.data_plane.timeout_s
+            self._clearing = clear.submit(self._run.namespace, self.number, quote(self._written), timeout_s)
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:

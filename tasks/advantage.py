@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from actors.data_plane.connect import DataPlaneAddress, connect
 from actors.data_plane.meta import KVBatchMeta
 from actors.policy.advantages import group_advantages
-from tasks.call import STAGE
+from tasks.call import RETRIED
 
 
 class Advantages(BaseModel):
@@ -23,7 +23,7 @@ class Advantages(BaseModel):
     metrics: dict[str, float]
 
 
-@task(name="advantage", task_run_name="advantage-{step}", **STAGE)
+@task(name="advantage", task_run_name="advantage-{step}", **RETRIED)
 def advantage(
     address: DataPlaneAddress, step: int, meta: KVBatchMeta, normalize: bool, keep_multiple_of: int | None, timeout_s: float
 ) -> Advantages:
@@ -35,7 +35,7 @@ def advantage(
         for row, value in zip(rows, advantages, strict=True):
             values[row] = float(value)
     dead = zero_variance(meta)
-    meta = connect(address, timeout_s=timeout_s).put(meta, {"advantages": [torch.tensor(value) for value in values]})
+    meta = connect(address, timeout_s=timeout_s).put(meta, {"advantages": [torch.tensor(value) for value in values]}, overwrite=True)
     metrics = group_metrics(meta) | {"groups/zero_variance": len(dead) / len(groups)}
     kept = meta if keep_multiple_of is None else drop_dead_groups(meta, dead, keep_multiple_of)
     return Advantages(meta=kept, metrics=metrics | {"groups/trained": float(len(by_group(kept)))})

@@ -1,15 +1,48 @@
-"""What every stage shares: the task options, and a call to a named actor."""
+"""What every stage shares: the task options, and a call to a named actor.
+
+Which stages run again after a failure of the infrastructure (`transient`):
+
+| task | again | because |
+|---|---|---|
+| logprob, ref-logprob | yes | the same values under the same keys, written over what is there |
+| advantage | yes | a pure function of the tags, likewise |
+| refit | yes | the present weights under their version, once more |
+| validate, validation-loss | yes | they change nothing |
+| clear, data-plane metrics | yes | forgetting twice is no error; metrics are read |
+| export-hf, checkpoint | yes | the same files again; a checkpoint is moved into place when it is whole |
+| train, warm-start | never | a step that was applied but not answered for would be applied twice |
+| claim, and clear of an asynchronous step | never | the replay buffer counts each group once |
+| rollout, batch | never | they draw the next prompts: the first draw's samples would be lost, or be under keys that nobody clears |
+| launch, begin-grpo, begin-warm-start | never | they happen once, before there is anything to lose |
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from prefect import Task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas import State, TaskRun
 
-from actors.waiting import find, wait
+from actors.data_plane.interface import DataPlaneGoneError
+from actors.generation.types import GenerationTimeoutError
+from actors.waiting import ActorTimeoutError, find, wait
 
 # A stage is neither cached nor persisted: its effect lies in the actors and the data plane, not in its small result.
 STAGE: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False, "retries": 0}
+
+
+def transient(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
+    """Whether a failed stage is worth another try: something was silent or out of reach.
+
+    Final are an actor that died (nothing restarts it, and its own error should end the run at once) and everything that is wrong with
+    the data or the configuration.
+    """
+    return isinstance(state.data, ActorTimeoutError | GenerationTimeoutError | DataPlaneGoneError)
+
+
+# For stages that can be repeated.
+RETRIED: dict[str, Any] = {**STAGE, "retries": 2, "retry_delay_seconds": [1, 5], "retry_condition_fn": transient}
 
 
 def call(namespace: str, actor: str, method: str, *arguments: Any, timeout_s: float) -> Any:

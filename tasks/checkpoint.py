@@ -7,17 +7,17 @@ from pathlib import Path
 from prefect import task
 
 from actors import names
-from tasks.call import STAGE, call
+from tasks.call import RETRIED, call
 
 
-@task(name="export-hf", task_run_name="export-hf", **STAGE)
+@task(name="export-hf", task_run_name="export-hf", **RETRIED)
 def export_hf(namespace: str, path: str, timeout_s: float) -> str:
     """Write `path` so that transformers and vLLM load it."""
     call(namespace, names.POLICY, "save_hf", path, timeout_s=timeout_s)
     return path
 
 
-@task(name="checkpoint", task_run_name="checkpoint-{step}", **STAGE)
+@task(name="checkpoint", task_run_name="checkpoint-{step}", **RETRIED)
 def checkpoint(namespace: str, step: int, directory: str, timeout_s: float) -> str:
     """Write `directory`, which is there as a whole or not at all. Returns it."""
     target = Path(directory)

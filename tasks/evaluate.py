@@ -13,11 +13,11 @@ from actors.rollout.prompts import PromptEncoder
 from actors.rollout.samples import Validation
 from actors.rollout.validation import Validator
 from configs.evaluate import EvaluateConfig
-from tasks.call import STAGE, call
+from tasks.call import RETRIED, STAGE, call
 from tasks.reporting.jsonl import append, open_lines
 
 
-@task(name="validate", task_run_name="validate-{step}", **STAGE)
+@task(name="validate", task_run_name="validate-{step}", **RETRIED)
 def validate(namespace: str, step: str, weight_version: int, timeout_s: float) -> Validation:
     """Reward and accuracy of the engines' present weights. `step` is a number or a label such as warm-start-20."""
     result: Validation = call(namespace, names.COLLECTOR, "validate", weight_version, timeout_s=timeout_s)

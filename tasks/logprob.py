@@ -8,10 +8,10 @@ from prefect.states import Completed
 
 from actors import names
 from actors.data_plane.meta import KVBatchMeta
-from tasks.call import STAGE, call
+from tasks.call import RETRIED, call
 
 
-@task(name="logprob", task_run_name="logprob-{step}", **STAGE)
+@task(name="logprob", task_run_name="logprob-{step}", **RETRIED)
 def logprob(namespace: str, step: int, meta: KVBatchMeta, timeout_s: float, skip_reason: str | None = None) -> dict[str, float] | State:
     """Write `policy_logprobs`; or, with a reason, show in the UI that this configuration needs none."""
     if skip_reason:
@@ -20,7 +20,7 @@ def logprob(namespace: str, step: int, meta: KVBatchMeta, timeout_s: float, skip
     return result
 
 
-@task(name="ref_logprob", task_run_name="ref-logprob-{step}", **STAGE)
+@task(name="ref_logprob", task_run_name="ref-logprob-{step}", **RETRIED)
 def ref_logprob(namespace: str, step: int, meta: KVBatchMeta, timeout_s: float, skip_reason: str | None = None) -> dict[str, float] | State:
     """Write `reference_logprobs`; or, with a reason, show in the UI that this configuration needs none."""
     if skip_reason:

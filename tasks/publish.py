@@ -1,59 +1,138 @@
-"""What the Prefect UI shows of a run while it goes: a progress artifact, a table of the last steps, a plot, the summary."""
+"""What the Prefect UI shows of a run while it goes. Artifacts of the flow run, one of each, rewritten in place.
+
+    update, samples ──► rows in memory ──► every 2 s, a thread of its own ──► <flow>-progress, -metrics, -samples
+         (µs)                                  └─ every 20 s ──► <flow>-<picture>
+    finish: what is left, then <flow>-summary, <flow>-report
+
+An artifact costs 15 ms and a picture 30, so a step only notes what there is to show. What is published is always the newest state: a write
+that failed (the server was away) is made good by the next one, and the log counts it. Any other error ends the run, at its next step.
+"""
 
 from __future__ import annotations
 
 import base64
+import json
+import threading
+import time
+from collections.abc import Iterable
+from contextvars import copy_context
 from typing import Any
 from uuid import UUID
 
-from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_progress_artifact, update_progress_artifact
+import httpx
+from prefect import runtime
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+from prefect.exceptions import PrefectException
+from prefect.logging import get_run_logger
 
-from tasks.reporting.plots import metrics_table_markdown, picture_png
+from tasks.reporting.plots import picture_svg, sample_rows, step_rows
 from tasks.reporting.run_dir import RunDirectory
+from tasks.reporting.samples import Phase, Sample, as_row
 from tasks.reporting.summary import Summary, render_summary_text
 from tasks.reporting.views import VIEWS, FlowName
 
-_PLOT_EVERY = 10  # steps; a plot costs about 0.2 s, a table 15 ms
+_EVERY_S, _PICTURE_EVERY_S = 2.0, 20.0
 
 
 class Publisher:
-    """Artifacts of one flow run. Call inside the flow. Keys are those of the flow, so the UI keeps each one's history over runs."""
+    """Artifacts of one flow run. Make it inside the flow. Keys are those of the flow, so the UI keeps each one's history over runs."""
 
     def __init__(self, flow: FlowName) -> None:
         self._flow, self._view = flow, VIEWS[flow]
+        self._flow_run_id = UUID(runtime.flow_run.id)
+        self._log: Any = get_run_logger()
+        self._client = get_client(sync_client=True)
+        self._ids: dict[str, UUID] = {}
+        self._lock = threading.Lock()  # of the three below
         self._rows: dict[int, dict[str, Any]] = {}
+        self._samples: dict[str, list[dict[str, Any]]] = {}
+        self._changed = False
+        self._steps, self._step, self._failures = 0, 0, 0
+        self._error: Exception | None = None
+        self._ending = threading.Event()
+        # In this context: Prefect's settings are in it, and a thread without them would report to a server of its own.
+        self._thread = threading.Thread(target=copy_context().run, args=(self._work,), name="publisher", daemon=True)
 
     def begin(self, steps: int) -> None:
         """The run is to have this many steps. Call before the first `update`."""
-        self._steps = steps
-        key = f"{self._flow}-progress"
-        self._progress = _as_uuid(create_progress_artifact(progress=0.0, key=key, description=f"0 of {steps} steps"))
+        self._steps, self._changed = steps, True
+        self._thread.start()
 
     def update(self, step: int, metrics: dict[str, float]) -> None:
-        """Show a step's metrics."""
-        self._rows.setdefault(step, {"step": step}).update(metrics)
-        update_progress_artifact(self._progress, progress=100.0 * step / self._steps, description=f"{step} of {self._steps} steps")
-        if step % _PLOT_EVERY == 0 or step == self._steps:
-            self._publish(step)
+        """A step's metrics; returns at once.
+
+        Raises:
+            Exception: what went wrong in the thread, unless it was the server.
+        """
+        if self._error is not None:
+            raise self._error
+        with self._lock:
+            self._rows.setdefault(step, {"step": step}).update(metrics)
+            self._step, self._changed = step, True
+
+    def samples(self, step: int, phase: Phase, samples: Iterable[Sample]) -> None:
+        """What the model said; the newest of each phase are shown. Returns at once."""
+        with self._lock:
+            self._samples[phase] = [as_row(step, phase, sample) for sample in samples]
+            self._changed = True
 
     def finish(self, directory: RunDirectory, summary: Summary) -> None:
-        """The last word: summary and where the files are."""
-        text = f"```\n{render_summary_text(summary)}\n```\n\nReport: `{directory.report}`\n"
-        create_markdown_artifact(markdown=text, key=f"{self._flow}-summary", description=f"{directory.root.name}: {summary.status}")
+        """The last state of everything, the summary, and where the files are."""
+        self._ending.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        text = f"```\n{render_summary_text(summary)}\n```\n\n[report.html]({directory.report.as_uri()}) in `{directory.root}`\n"
+        try:
+            if self._steps:
+                self._publish(pictures=True)
+            self._show("markdown", "summary", text, f"{directory.root.name}: {summary.status}")
+        except (httpx.HTTPError, PrefectException) as error:
+            self._failed(error)
+        if self._failures:
+            self._log.warning("%d writes of artifacts failed; the files in %s have everything", self._failures, directory.root)
+        if self._error is not None:
+            self._log.error("the artifacts are not complete", exc_info=self._error)
 
-    def _publish(self, step: int) -> None:
-        rows = list(self._rows.values())
-        table = metrics_table_markdown(rows, self._view)
-        create_markdown_artifact(markdown=table, key=f"{self._flow}-metrics", description=f"the last steps up to {step}")
-        if not self._view.charts:
+    def _work(self) -> None:
+        pictured = time.monotonic()
+        while not self._ending.wait(_EVERY_S):
+            pictures = time.monotonic() - pictured >= _PICTURE_EVERY_S
+            try:
+                self._publish(pictures)
+            except (httpx.HTTPError, PrefectException) as error:
+                self._failed(error)
+            except Exception as error:  # noqa: BLE001  (raised in the flow's thread)
+                self._error = error
+                return
+            if pictures:
+                pictured = time.monotonic()
+
+    def _failed(self, error: Exception) -> None:
+        self._changed = True  # again at the next turn
+        self._failures += 1
+        if self._failures == 1:
+            self._log.warning("an artifact could not be written (%s: %s); trying again", type(error).__name__, error)
+
+    def _publish(self, pictures: bool) -> None:
+        with self._lock:
+            if not self._changed and not pictures:
+                return
+            self._changed = False
+            rows, samples = [dict(row) for row in self._rows.values()], [row for phase in self._samples.values() for row in phase]
+            step = self._step
+        self._show("progress", "progress", 100.0 * step / self._steps, f"{step} of {self._steps} steps")
+        if rows:
+            self._show("table", "metrics", json.dumps(step_rows(rows, self._view)), f"the last steps up to {step}")
+        if samples:
+            self._show("table", "samples", json.dumps(sample_rows(samples)), "what the model said last, in training and in validation")
+        if rows and pictures and self._view.charts:
+            picture = base64.b64encode(picture_svg(rows, self._view).encode()).decode()
+            self._show("image", self._view.picture, f"data:image/svg+xml;base64,{picture}", f"up to step {step}")
+
+    def _show(self, kind: str, name: str, data: Any, description: str) -> None:
+        if name in self._ids:
+            self._client.update_artifact(self._ids[name], ArtifactUpdate(data=data, description=description))
             return
-        image, picture = base64.b64encode(picture_png(rows, self._view)).decode(), self._view.picture
-        create_image_artifact(
-            image_url=f"data:image/png;base64,{image}", key=f"{self._flow}-{picture}", description=f"{picture} up to step {step}"
-        )
-
-
-def _as_uuid(value: Any) -> UUID:
-    # prefect types the call as sync-or-async; in a sync flow it is the id.
-    assert isinstance(value, UUID)
-    return value
+        fresh = ArtifactCreate(type=kind, key=f"{self._flow}-{name}", data=data, description=description, flow_run_id=self._flow_run_id)
+        self._ids[name] = self._client.create_artifact(fresh).id

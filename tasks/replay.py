@@ -15,8 +15,10 @@ from actors.rollout.replay import Claim
 from actors.rollout.replay_actor import ClaimReply
 from actors.rollout.samples import Sample, StepReport
 from configs.staleness import AsyncConfig
+from tasks import events
 from tasks.advantage import by_group, zero_variance
 from tasks.call import STAGE, call
+from tasks.data_plane import data_plane_metrics
 
 _ANSWER_S = 60.0  # beyond a claim's own wait
 
@@ -70,14 +72,15 @@ def claim(namespace: str, step: int, groups: int, config: AsyncConfig, replace_z
     )
 
 
-def trained(namespace: str, uids: Sequence[str]) -> None:
-    """These groups were trained on; their rows are cleared."""
-    call(namespace, names.REPLAY, "trained", uids, timeout_s=_ANSWER_S)
+@task(name="clear", task_run_name="clear-{step}", **STAGE)
+def settle(namespace: str, step: int, uids: Sequence[str], trained: bool, timeout_s: float) -> dict[str, float]:
+    """These groups were trained on, and their rows go; or they were not, and may be claimed again.
 
-
-def release(namespace: str, uids: Sequence[str]) -> None:
-    """These groups were not trained on after all."""
-    call(namespace, names.REPLAY, "release", uids, timeout_s=_ANSWER_S)
+    Returns:
+        What the data plane did for the run so far.
+    """
+    call(namespace, names.REPLAY, "trained" if trained else "release", uids, timeout_s=_ANSWER_S)
+    return data_plane_metrics(namespace, timeout_s)
 
 
 def set_version(namespace: str, version: int) -> None:
@@ -110,6 +113,7 @@ def _wait_for(namespace: str, groups: int, config: AsyncConfig) -> Claim:
         reply: ClaimReply = call(namespace, names.REPLAY, "claim", groups, wait_s, timeout_s=wait_s + _ANSWER_S)
         for line in reply.log:
             get_run_logger().warning(line)
+            events.stalled(line)
         if reply.claim is not None:
             return reply.claim
 

@@ -11,8 +11,8 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas import State
 from prefect.states import Completed
 
+from tasks import events
 from tasks.call import STAGE
-from tasks.events import model_promoted
 from tasks.retraining.lease import Lease
 from tasks.retraining.prompts import Consumed, NewPrompts, find_new, read_files, read_frozen
 from tasks.retraining.registry import Attempt, Promotion, Registry
@@ -56,7 +56,7 @@ def promote(registry_url: str, candidate: str, attempt: Attempt, consumed: Mappi
         PromotionConflictError, LeaseLostError: another run was here meanwhile; nothing was promoted.
     """
     promotion = Registry(registry_url).promote(Path(candidate), attempt, consumed, lease, keep)
-    model_promoted(registry_url, promotion)
+    events.promoted(registry_url, promotion.model_dump(mode="json", exclude={"files", "consumed"}))
     return promotion
 
 

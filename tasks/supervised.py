@@ -8,7 +8,7 @@ from prefect import task
 
 from actors import names
 from actors.data_plane.meta import KVBatchMeta
-from tasks.call import STAGE, call
+from tasks.call import RETRIED, STAGE, call
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def supervised_batch(namespace: str, step: int, timeout_s: float) -> SupervisedB
     return SupervisedBatch(meta, meta.extra_info.get("dropped_samples", 0))
 
 
-@task(name="validation-loss", task_run_name="validation-loss-{step}", **STAGE)
+@task(name="validation-loss", task_run_name="validation-loss-{step}", **RETRIED)
 def validation_loss(namespace: str, step: int, timeout_s: float) -> float:
     """Mean negative log-likelihood per response token over all held-out samples, in nats."""
     total = tokens = 0.0

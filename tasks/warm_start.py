@@ -10,7 +10,6 @@ from prefect.logging import get_run_logger
 from actors import names
 from configs.policy import OptimizerConfig
 from tasks.call import STAGE, call
-from tasks.clear import clear
 from tasks.supervised import supervised_batch
 from tasks.train import train
 
@@ -30,6 +29,6 @@ def warm_start(namespace: str, first: int, last: int, timeout_s: float) -> list[
         try:
             history.append(train.fn(namespace, step, batch, "sft", timeout_s))
         finally:
-            clear.fn(namespace, step, batch, timeout_s)
+            call(namespace, names.COLLECTOR, "clear", batch, timeout_s=timeout_s)
     get_run_logger().info("warm start steps %d to %d: loss %.3f", first, last, history[-1]["loss"])
     return history

@@ -70,7 +70,13 @@ def log_axis(low: float, high: float) -> Axis:
 
 
 def line_chart(
-    lines: Sequence[Line], *, title: str, steps: tuple[int, int], bounds: tuple[float, float] | None = None, log: bool = False
+    lines: Sequence[Line],
+    *,
+    title: str,
+    steps: tuple[int, int],
+    bounds: tuple[float, float] | None = None,
+    log: bool = False,
+    tooltips: bool = True,
 ) -> Markup:
     """Lines over steps.
 
@@ -79,6 +85,7 @@ def line_chart(
         steps: first and last step of the run: charts side by side share their axis.
         bounds: what the value axis shows at least.
         log: decades instead, where every value is positive.
+        tooltips: also of many points; a picture has no pointer to show them.
     """
     shown = [line for line in lines if line.points]
     if not shown:
@@ -91,7 +98,7 @@ def line_chart(
         y = linear_axis(min(low, bounds[0]), max(high, bounds[1])) if bounds else linear_axis(low, high)
     x = _step_axis(*steps)
     parts = [_grid(x, y)]
-    parts += [_draw(line, x, y) for line in shown]
+    parts += [_draw(line, x, y, _MOST_TOOLTIPS if tooltips else _MOST_DOTS) for line in shown]
     parts.append(_end_labels(shown, x, y))
     return _svg(title, parts)
 
@@ -142,12 +149,12 @@ def _step_axis(first: int, last: int) -> Axis:
     return Axis(first, last, tuple(ticks))
 
 
-def _draw(line: Line, x: Axis, y: Axis) -> Markup:
+def _draw(line: Line, x: Axis, y: Axis, most_tooltips: int) -> Markup:
     spots = [(_x(x.place(step)), _y(y.place(value))) for step, value in line.points]
     path = "M" + "L".join(f"{across:.1f} {down:.1f}" for across, down in spots)
-    many = len(spots) > _MOST_TOOLTIPS
-    parts = [Markup('<path class="line{} s{}" d="{}"/>').format(" thin" if many else "", line.color, path)]
-    if not many:
+    thin = " thin" if len(spots) > _MOST_TOOLTIPS else ""
+    parts = [Markup('<path class="line{} s{}" d="{}"/>').format(thin, line.color, path)]
+    if len(spots) <= most_tooltips:
         kind = "dot" if len(spots) <= _MOST_DOTS else "dot hidden"
         parts += [
             Markup('<circle class="{} s{}" cx="{:.1f}" cy="{:.1f}" r="3.5"><title>step {}: {} {}</title></circle>').format(

@@ -1,79 +1,91 @@
-"""What the Prefect UI shows of the metrics: a plot for an image artifact, a table for a markdown artifact."""
+"""What the Prefect UI shows of a run: its charts as one picture, the last steps and some samples as table rows."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tasks.reporting.metrics import by_step, series
-from tasks.reporting.text import ABSENT
-from tasks.reporting.views import View
+from markupsafe import Markup
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from tasks.reporting.charts import HEIGHT, WIDTH, Line, line_chart
+from tasks.reporting.metrics import Row, by_step, series
+from tasks.reporting.text import ABSENT, score
+from tasks.reporting.views import Chart, View
 
-_PALETTE = {1: "#2a78d6", 2: "#eb6834"}
-_GRAY = "#63625d"
+_COLUMNS, _GAP, _HEAD = 2, 24, 44  # charts side by side, and pixels: around a chart, above it
+_PALETTE = ("#2a78d6", "#eb6834", "#1baf7a", "#eda100", "#e87ba4", "#4a3aa7", "#008300")  # the report's, light
+_SERIES = "".join(f" .line.s{i} {{ stroke: {c} }} .dot.s{i}, .label.s{i} {{ fill: {c} }}" for i, c in enumerate(_PALETTE, 1))
+_STYLE = Markup(  # of charts.py, where the report has its style sheet
+    "text { font: 11.5px system-ui, 'DejaVu Sans', sans-serif; fill: #63625d } .end { fill: #1b1b19; font-weight: 600 }"
+    " .title { font-size: 15px; font-weight: 600; fill: #1b1b19 } .line { fill: none; stroke-width: 2; stroke-linejoin: round }"
+    " .thin { stroke-width: 1 } .dot { stroke: #fff } .grid { fill: none; stroke: #ecebe6 } .base { fill: none; stroke: #b1b0ae }" + _SERIES
+)
+_LONGEST_CELL = 300
 
 
-def picture_png(metrics: Sequence[Mapping[str, Any]], view: View) -> bytes:
-    """The view's first two charts side by side: a PNG of 1200 x 480 pixels on white.
+def picture_svg(metrics: Sequence[Mapping[str, Any]], view: View) -> str:
+    """All charts of the view, two side by side, as an SVG on white that stands alone (for an `<img>`).
 
     Args:
         metrics: lines of metrics.jsonl, or any rows with `step`; may be empty.
     """
-    # Here, not above: importing matplotlib takes seconds, which --help and --dry-run should not.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     rows = by_step(metrics)
-    # The object interface, not pyplot: no global state, so it may run in any thread.
-    figure = Figure(figsize=(10, 4), dpi=120, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    for axes, chart in zip(figure.subplots(1, 2), view.charts, strict=False):
-        _style(axes, chart.title)
-        drawn = sum(_draw(axes, series(rows, one.metric), _PALETTE[one.color], one.label) for one in chart.series)
-        if drawn and len(chart.series) > 1:
-            axes.legend(frameon=False, fontsize=9, labelcolor=_GRAY)
-        if chart.bounds == (0.0, 1.0):
-            axes.set_ylim(-0.02, 1.02)
-    image = io.BytesIO()
-    figure.savefig(image, format="png")
-    return image.getvalue()
-
-
-def metrics_table_markdown(metrics: Sequence[Mapping[str, Any]], view: View, last: int = 10) -> str:
-    """A markdown table of the last steps, newest at the bottom. Values that a step does not have are dashes."""
-    head = ["step", *(column.heading for column in view.table)]
-    lines = [_line(head), _line(["---:"] * len(head))]
-    lines += [
-        _line([str(row["step"]), *(column.form(row.get(column.metric), ABSENT) for column in view.table)])
-        for row in by_step(metrics)[-last:]
+    steps = (int(rows[0]["step"]), int(rows[-1]["step"])) if rows else (0, 0)
+    across, down = WIDTH + _GAP, HEIGHT + _HEAD + _GAP
+    width, height = _COLUMNS * across + _GAP, -(-len(view.charts) // _COLUMNS) * down
+    head = Markup('<svg xmlns="http://www.w3.org/2000/svg" width="{0}" height="{1}" viewBox="0 0 {0} {1}"><style>{2}</style>').format(
+        width, height, _STYLE
+    )
+    back = Markup('<path fill="#fff" d="M0 0H{}V{}H0Z"/>').format(width, height)
+    charts = [
+        _place(chart, rows, steps, _GAP + number % _COLUMNS * across, _GAP // 2 + number // _COLUMNS * down)
+        for number, chart in enumerate(view.charts)
     ]
-    return "\n".join(lines) + "\n"
+    return str(Markup("").join([head, back, *charts, Markup("</svg>")]))
 
 
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def step_rows(metrics: Sequence[Mapping[str, Any]], view: View, last: int = 10) -> list[dict[str, str]]:
+    """The last steps as table rows, newest first. Values that a step does not have are dashes."""
+    return [
+        {"step": str(row["step"]), **{column.heading: column.form(row.get(column.metric), ABSENT) for column in view.table}}
+        for row in reversed(by_step(metrics)[-last:])
+    ]
 
 
-def _style(axes: Axes, title: str) -> None:
-    from matplotlib.ticker import MaxNLocator
+def sample_rows(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Samples (as `samples.as_row` makes them) as table rows, in their order. Long texts are cut."""
+    return [
+        {
+            "step": str(sample["step"]),
+            "phase": str(sample["phase"]),
+            "prompt": _cut(sample["prompt"]),
+            "response": _cut(sample["response"]),
+            "answer": _cut(sample["answer"]),
+            "reward": score(sample["reward"]),
+            "weights": str(sample["weight_version"]),
+        }
+        for sample in samples
+    ]
 
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=10)
-    axes.set_xlabel("step", color=_GRAY)
-    axes.grid(axis="y", color="#ecebe6")
-    axes.set_axisbelow(True)
-    axes.tick_params(length=0, colors=_GRAY)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color("#c9c8c2")
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_CELL else f"{text[: _LONGEST_CELL - 1]}…"
 
 
-def _draw(axes: Axes, points: Sequence[tuple[int, float]], color: str, label: str) -> int:
-    if points:
-        steps, values = zip(*points, strict=True)
-        axes.plot(steps, values, color=color, linewidth=1.8, marker="o", markersize=3.5 if len(points) <= 60 else 0, label=label)
-    return len(points)
+def _place(chart: Chart, rows: Sequence[Row], steps: tuple[int, int], left: int, top: int) -> Markup:
+    lines = [Line(one.label, series(rows, one.metric), one.color) for one in chart.series]
+    parts = [Markup('<text class="title" x="{}" y="{}">{}</text>').format(left, top + 15, chart.title)]
+    parts.append(Markup('<text x="{}" y="{}">{}</text>').format(left, top + 32, chart.note))
+    if any(line.points for line in lines):
+        drawn = line_chart(lines, title=chart.title, steps=steps, bounds=chart.bounds, log=chart.log, tooltips=False)
+        frame = Markup('<svg x="{}" y="{}" width="{}" height="{}" ').format(left, top + _HEAD, WIDTH, HEIGHT)
+        parts.append(drawn.replace("<svg ", frame, 1))
+    else:
+        parts.append(Markup('<text x="{}" y="{}">no values yet</text>').format(left + WIDTH // 2, top + _HEAD + HEIGHT // 2))
+    if len(lines) > 1:
+        labels = Markup("").join(
+            Markup('<tspan class="label s{}" dx="{}">● </tspan>{}').format(line.color, 14 if number else 0, line.label)
+            for number, line in enumerate(lines)
+        )
+        parts.append(Markup('<text x="{}" y="{}" text-anchor="end">{}</text>').format(left + WIDTH, top + 15, labels))
+    return Markup("").join(parts)

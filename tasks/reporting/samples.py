@@ -49,16 +49,20 @@ class SamplesWriter:
     def write(self, step: int, phase: Phase, samples: Iterable[Sample]) -> None:
         """One line per sample, on disk when the call returns. A reward that is not finite is written as null."""
         for sample in samples:
-            row = {
-                "step": step,
-                "phase": phase,
-                "prompt": sample.prompt,
-                "response": sample.response,
-                "answer": sample.answer,
-                "reward": sample.reward if math.isfinite(sample.reward) else None,
-                "weight_version": sample.weight_version,
-            }
-            append(self._file, row)
+            append(self._file, as_row(step, phase, sample))
+
+
+def as_row(step: int, phase: Phase, sample: Sample) -> dict[str, Any]:
+    """A line of samples.jsonl."""
+    return {
+        "step": step,
+        "phase": phase,
+        "prompt": sample.prompt,
+        "response": sample.response,
+        "answer": sample.answer,
+        "reward": sample.reward if math.isfinite(sample.reward) else None,
+        "weight_version": sample.weight_version,
+    }
 
 
 def read_samples(path: Path) -> list[dict[str, Any]]:

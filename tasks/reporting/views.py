@@ -55,7 +55,7 @@ class View:
     Attributes:
         title: the flow's name in words.
         stages: of a step, in order; `time/<stage>` are their metrics. outside: timed besides, not part of a step.
-        charts: of the report; the first two also make the picture in the Prefect UI, whose key ends in `picture`.
+        charts: of the report, and of the picture in the Prefect UI, whose key ends in `picture`.
         table: columns of the metrics table. line: what the terminal shows of a step.
         samples: whether the model answers prompts during the run.
     """
@@ -89,6 +89,7 @@ _GRPO = View(
             (Series("largest token", "logprob_error/max", 2), Series("mean over tokens", "logprob_error/mean", 1)),
             log=True,
         ),
+        Chart("Token throughput", "prompt and response tokens per second of a step", (Series("tokens/s", "tokens_per_s", 1),), (0.0, 0.0)),
     ),
     picture="reward",
     table=(

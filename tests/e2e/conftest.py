@@ -56,9 +56,17 @@ class _Recorder:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result = self._task(*args, **kwargs)
+        self._note(args, kwargs, result)
+        return result
+
+    def submit(self, *args: Any, wait_for: Any = None, **kwargs: Any) -> Any:
+        future = self._task.submit(*args, wait_for=wait_for, **kwargs)
+        future.add_done_callback(lambda done: self._note(args, kwargs, done.result(raise_on_failure=False)))
+        return future
+
+    def _note(self, args: Any, kwargs: Any, result: Any) -> None:
         given, returned = _weigh((args, kwargs)), _weigh(result)
         self._crossings.append(Crossing(self._task.name, given[0], returned[0], given[1] + returned[1]))
-        return result
 
 
 def _weigh(value: Any) -> tuple[int, int]:

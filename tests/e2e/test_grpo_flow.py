@@ -13,6 +13,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from configs.loader import load
+from tasks import events
 from tasks.reporting.metrics import by_step, read
 from tasks.reporting.samples import read_samples
 from tasks.reporting.summary import Summary
@@ -94,10 +95,22 @@ def test_artifacts(finished: Run) -> None:
     with get_client(sync_client=True) as client:
         found = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[finished.flow_run_id])))
     latest = {artifact.key: artifact for artifact in found}
-    assert {"grpo-progress", "grpo-metrics", "grpo-reward", "grpo-summary"} <= set(latest)
+    assert {"grpo-progress", "grpo-metrics", "grpo-samples", "grpo-reward", "grpo-summary"} == set(latest)
+    assert len(found) == len(latest)  # one of each, rewritten in place
     assert latest["grpo-progress"].data == 100
-    assert str(latest["grpo-reward"].data).startswith("data:image/png;base64,")
-    assert "| step |" in str(latest["grpo-metrics"].data).lower()
+    assert str(latest["grpo-reward"].data).startswith("data:image/svg+xml;base64,")
+    assert [row["step"] for row in json.loads(str(latest["grpo-metrics"].data))] == ["3", "2", "1", "0"]
+    assert {row["phase"] for row in json.loads(str(latest["grpo-samples"].data))} == {"before", "train", "validation", "after"}
+
+
+def test_events(finished: Run) -> None:
+    named = {"name": [events.STEP_COMPLETED, events.REFIT_COMPLETED]}
+    with get_client(sync_client=True) as client:
+        answer = client.request("POST", "/events/filter", json={"filter": {"event": named}, "limit": 100})
+    found = [event for event in answer.json()["events"] if event["resource"]["prefect.resource.id"] == f"grpo.run.{finished.flow_run_id}"]
+    steps = sorted((event["event"], event["payload"]["step"]) for event in found)
+    assert steps == [(name, step) for name in (events.REFIT_COMPLETED, events.STEP_COMPLETED) for step in (1, 2, 3)]
+    assert all(f"prefect.flow-run.{finished.flow_run_id}" in json.dumps(event["related"]) for event in found)
 
 
 def test_no_tensor_passes_through_prefect(finished: Run) -> None:

@@ -55,7 +55,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
     assert "sampled at 1" in words
     assert "name: tiny" in report.text
     assert "No values were recorded" not in words
-    assert sum(tag == "svg" for tag, _ in report.tags) == 5
+    assert sum(tag == "svg" for tag, _ in report.tags) == 6
 
 
 def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_run_that_failed_before_anything(tmp_path: Path) -> None:
     )
     text = " ".join(page(directory).text.split())
     assert "Failed: EngineDiedError: vllm-0" in text
-    assert text.count("No values were recorded.") == 5
+    assert text.count("No values were recorded.") == 6
     assert "The run ended before its first validation." in text
     with MetricsWriter(directory), SamplesWriter(directory):
         pass  # the files exist, empty: how a run that failed in its first step leaves them

@@ -1,0 +1,166 @@
+"""The flow that `benchmarks.control_plane` deploys: the real `grpo` flow, whose actors compute nothing.
+
+real   flow, session, steps, tasks, data plane, policy group with its compiled graph and plans, environment
+stub   collector (metadata of 64 x 8 samples, no tokens), policy worker, engine: each returns at once, or after its share of a second
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import ray
+from prefect import flow
+
+import actors.policy.group
+import tasks.launch
+from actors.data_plane.connect import DataPlaneAddress, connect
+from actors.data_plane.meta import KVBatchMeta
+from actors.data_plane.metrics import OperationUsage
+from actors.generation.types import WeightUpdate
+from actors.policy.executors import Request
+from actors.policy.group import PolicyGroup
+from actors.rollout.assemble import TRAIN_FIELDS, group_meta
+from actors.rollout.collector import Rollout, Sample, Validation
+from configs.run import RunConfig
+from flows.grpo import grpo
+from flows.grpo_session import GrpoSession
+from flows.session import run_name
+
+QUICK_STEPS, SLOW_STEPS = 40, 10  # compute takes no time, then a second
+SHARES = {"rollout": 0.5, "logprob_step": 0.1, "train_step": 0.25, "update_weights": 0.05}  # seconds; logprob_step comes twice
+TIMES = "step_starts.json"
+
+
+def _compute(stage: str, step: int) -> None:
+    if step > QUICK_STEPS:
+        time.sleep(SHARES[stage])
+
+
+class StubCollector:
+    """Metadata of a step's samples; no row of them is written."""
+
+    def __init__(self, config: RunConfig, model_path: str, namespace: str, engines: list[str], environment: str, address: DataPlaneAddress):
+        self._rollout = config.rollout
+        self._plane = connect(address, timeout_s=config.data_plane.timeout_s)
+        self._plane.register_partition("train", fields=TRAIN_FIELDS)
+        self._shown = config.logged_samples
+
+    def ready(self) -> str:
+        return "stub"
+
+    def rollout(self, step: int, weight_version: int) -> Rollout:
+        group = self._rollout.responses_per_prompt
+        tags: list[dict[str, Any]] = [{"reward": float(row % 3 == 0), "response_length": 5, "truncated": False} for row in range(group)]
+        metas = [
+            group_meta("train", "rollout", weight_version, f"basic_arithmetic-{step}-{prompt}", [20] * group, tags)
+            for prompt in range(self._rollout.prompts_per_step)
+        ]
+        meta = KVBatchMeta.concat(metas).with_fields("input_ids", "token_mask", "sample_mask", "generation_logprobs")
+        _compute("rollout", step)
+        return Rollout(
+            meta=meta, samples=(Sample(prompt="p", response="r", answer="a", reward=0.0, weight_version=0),) * self._shown, metrics={}
+        )
+
+    def validate(self, weight_version: int) -> Validation:
+        return Validation(reward=0.0, accuracy=0.0, samples=())
+
+    def clear(self, meta: KVBatchMeta) -> None:
+        self._plane.clear(meta)
+
+    def data_plane_metrics(self, others: dict[str, OperationUsage]) -> dict[str, float]:
+        return self._plane.metrics([others])
+
+
+class StubWorker:
+    """Answers every stage."""
+
+    def __init__(self, config: Any, *_: Any) -> None:
+        self._updates, self._trained = config.updates_per_step, 0
+
+    def ping(self) -> None: ...
+
+    def execute(self, packed: bytes) -> bytes:
+        return Request.answer(packed, self._run)
+
+    def _run(self, request: Request) -> Any:
+        if request.method == "warm_up":
+            return None
+        step = self._trained // self._updates + 1
+        if request.method == "train_step":
+            self._trained += 1
+            if self._trained % self._updates == 0:
+                _compute("train_step", step)
+        elif self._trained:
+            _compute(request.method, step)
+        return dict.fromkeys(("loss", "kl", "grad_norm", "clip_fraction", "logprob_error/mean", "logprob_error/max"), 0.1)
+
+    def setup(self) -> dict[str, Any]:
+        return {"device": "stub", "parameters": 0, "optimizer": "stub"}
+
+    def data_plane_usage(self) -> dict[str, OperationUsage]:
+        return {}
+
+    def export_weights(self) -> dict[str, Any]:
+        return {}
+
+    def snapshot_reference(self) -> None: ...
+    def reset_optimizer(self, optimizer: Any) -> None: ...
+
+    def save_hf(self, path: str) -> None:
+        Path(path).mkdir()
+
+
+class StubPolicyGroup(PolicyGroup):
+    """The real group over stub workers."""
+
+    def __init__(self, *args: Any) -> None:
+        with patch.object(actors.policy.group, "PolicyWorkerActor", StubWorker):
+            super().__init__(*args)
+
+
+class StubEngine:
+    """Takes weights."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def ready(self) -> str:
+        return "stub"
+
+    def update_weights(self, weights: Any, version: int, *_: Any) -> WeightUpdate:
+        _compute("update_weights", version)
+        return WeightUpdate(bytes=0, pause_s=0.0)
+
+
+@flow(name="control-plane", flow_run_name=run_name, validate_parameters=False)
+def control_plane(recipe: str, overrides: list[str]) -> None:
+    """The `grpo` flow with stubs; when each step began is left beside its metrics."""
+    # Prefect loads this file under another name, by which actors in other processes could not import the stubs.
+    import benchmarks.control_plane_flow as stubs
+
+    starts: list[float] = []
+    step = GrpoSession.step
+    directory: list[Path] = []
+
+    @contextmanager
+    def noted(self: GrpoSession, number: int) -> Iterator[Any]:
+        directory[:] = [self.directory.root]
+        starts.append(time.monotonic())
+        with step(self, number) as stage:
+            yield stage
+
+    with ExitStack() as stack:
+        for target, name, stub in (
+            (tasks.launch, "Collector", stubs.StubCollector),
+            (tasks.launch, "PolicyGroup", stubs.StubPolicyGroup),
+            (tasks.launch, "engine_actor_class", lambda: ray.remote(stubs.StubEngine)),
+            (GrpoSession, "step", noted),
+        ):
+            stack.enter_context(patch.object(target, name, stub))
+        grpo.fn(recipe, overrides)
+    (directory[0] / TIMES).write_text(json.dumps(starts))

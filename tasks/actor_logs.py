@@ -1,0 +1,130 @@
+"""What the actors of a run print and log, in the flow run's log, each line with its actor's name.
+
+    actor, vLLM, Megatron ── stdout, stderr ──► Ray's log files ── Ray's log monitor, every node ──► GCS
+                                                                                                    │ subscribed, as Ray's own driver does
+    flow run's log ◄── every 2 s: "[engine-0] ..." ◄── the last lines of each actor ◄───────────────┘
+
+Ray's stream rather than a handler in each actor: it carries what libraries write past Python's logging, costs a step no call, covers
+all nodes, and has the last words of an actor that died. Per actor the newest 50 lines of each 2 s are shown, and how many were left out.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import Counter, deque
+from contextvars import copy_context
+from types import TracebackType
+from typing import Any, Self
+
+import ray
+from prefect.logging import get_run_logger
+from ray._private.state import state as gcs_state
+from ray._private.worker import global_worker
+from ray._raylet import GcsLogSubscriber  # type: ignore[attr-defined]
+
+_EVERY_S, _MOST_LINES = 2.0, 50
+_LAST_WORDS_S = 3.0  # from an actor's line to here, when the run has failed; otherwise what is on its way by then is not waited for
+_LEVEL = re.compile(r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
+_LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 40}
+
+
+class LineBuffer:
+    """The newest lines of each actor since the last `take`. Pure; one thread."""
+
+    def __init__(self, most_lines: int = _MOST_LINES) -> None:
+        self._most = most_lines
+        self._lines: dict[str, deque[str]] = {}
+        self._left_out: Counter[str] = Counter()
+
+    def add(self, actor: str, lines: list[str]) -> None:
+        """More lines, oldest first; blank ones do not count."""
+        kept = self._lines.setdefault(actor, deque(maxlen=self._most))
+        for line in lines:
+            if line.strip():
+                self._left_out[actor] += len(kept) == self._most
+                kept.append(line)
+
+    def take(self) -> list[tuple[int, str]]:
+        """(level, text) of each line to log, actor by actor; what was left out comes first. Empties the buffer."""
+        taken = []
+        for actor, lines in self._lines.items():
+            if missing := self._left_out[actor]:
+                taken.append((30, f"[{actor}] ... {missing} lines left out; Ray's log directory has all"))
+            taken += [(level(line), f"[{actor}] {line}") for line in lines]
+        self._lines, self._left_out = {}, Counter()
+        return taken
+
+
+def level(line: str) -> int:
+    """The level that a line names within its first words; INFO if none."""
+    found = _LEVEL.search(line[:60])
+    return _LEVELS[found[1]] if found else 20
+
+
+class ActorLogs:
+    """Use as a context manager inside the flow, while Ray is joined; the actors may come later."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self._job = ray.get_runtime_context().get_job_id()
+        self._log: Any = get_run_logger()
+        self._names: dict[tuple[str, int], str] = {}
+        self._looked = 0.0
+        self._buffer = LineBuffer()
+        self._ending = threading.Event()
+        self._until = float("inf")
+        # In this context: Prefect's settings are in it, and a thread without them would report to a server of its own.
+        self._thread = threading.Thread(target=copy_context().run, args=(self._work,), name="actor-logs", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._subscriber = GcsLogSubscriber(address=global_worker.gcs_client.address)  # type: ignore[attr-defined]
+        self._subscriber.subscribe()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._until = time.monotonic() + (0.0 if kind is None else _LAST_WORDS_S)
+        self._ending.set()
+        self._thread.join(10)
+
+    def _work(self) -> None:
+        try:
+            flushed = time.monotonic()
+            while not self._ending.is_set() or time.monotonic() < self._until:
+                self._take(self._subscriber.poll(timeout=0.5))
+                if time.monotonic() - flushed >= _EVERY_S:
+                    self._flush()
+                    flushed = time.monotonic()
+        except Exception:  # noqa: BLE001  (the run does not need its actors' lines)
+            self._log.warning("the actors' log lines end here", exc_info=True)
+        finally:
+            self._flush()
+            self._subscriber.close()
+
+    def _take(self, data: dict[str, Any] | None) -> None:
+        if data is not None and data["job"] == self._job:
+            self._buffer.add(self._name(data), data["lines"])
+
+    def _flush(self) -> None:
+        for number, text in self._buffer.take():
+            self._log.log(number, text)
+
+    def _name(self, data: dict[str, Any]) -> str:
+        process = str(data["ip"]), int(data["pid"])
+        if process not in self._names and time.monotonic() - self._looked > 1.0:
+            self._looked = time.monotonic()
+            for one in ray.util.list_named_actors(all_namespaces=True):
+                if one["namespace"] == self._namespace:
+                    self._look_up(one["name"])
+        return self._names.get(process) or f"{data['actor_name'] or 'worker'} {data['pid']}"
+
+    def _look_up(self, name: str) -> None:
+        try:
+            actor = ray.get_actor(name, namespace=self._namespace)
+        except ValueError:
+            return  # it died meanwhile
+        found = gcs_state.actor_table(actor._actor_id.hex())
+        if found and found["Pid"]:
+            self._names[found["Address"]["IPAddress"], found["Pid"]] = name
