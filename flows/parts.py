@@ -58,16 +58,11 @@ class Part:
         """Ask the part to end, then those that stayed, then make them; each within the timeout. Idempotent."""
         if self.alive():
             _send(self.pid, first)
-            self._await_end(timeout_s)
+            _await_end(self.alive, timeout_s)
         for number in (signal.SIGTERM, signal.SIGKILL):
             for process in self.members():
                 _send(process.pid, number)
-            self._await_end(timeout_s)
-
-    def _await_end(self, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        while self.members() and time.monotonic() < deadline:
-            time.sleep(0.1)
+            _await_end(lambda: bool(self.members()), timeout_s)
 
 
 class Record:
@@ -179,6 +174,12 @@ def processes() -> list[Process]:
 
 def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _await_end(runs: Callable[[], bool], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while runs() and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def _send(pid: int, number: signal.Signals) -> None:

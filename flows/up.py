@@ -3,7 +3,7 @@
  up    server ─┐                           ┌─► deploy all ─┐
                ├─► both answer ─► work pool ┤               ├─► worker online ─► URL, next command
        Ray   ──┘                           └─► worker ─────┘
- down  worker (and the flow runs that it started) ─► Ray ─► server
+ down  cancel the worker's flow runs ─► worker ─► Ray ─► server
 
 A server that PREFECT_API_URL names and a cluster that RAY_ADDRESS names are used, and never stopped.
 A second `up` starts what has died since, and deploys again; an `up` that fails stops what it started.
@@ -23,14 +23,15 @@ from pathlib import Path
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.client.schemas.objects import WorkerStatus
+from prefect.client.schemas.objects import FlowRun, WorkerStatus
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Crashed
 from prefect.workers.process import ProcessWorker
 
 from configs import settings
 from configs.base import ConfigError
-from flows import server
+from flows import runs, server
 from flows.parts import Record
 from tasks.cluster import probe
 
@@ -42,6 +43,7 @@ _LEAST_CPUS = 4  # logical CPUs of the cluster: what one run on the smallest mac
 _START_TIMEOUT_S = 180.0
 _DEPLOY_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 20.0
+_CANCEL_TIMEOUT_S = 60.0
 _SETTINGS_HEAD = "# Written by `make up`, removed by `make down`: Prefect's commands in this directory use that server.\n"
 
 
@@ -73,7 +75,7 @@ class Up:
             self._await_ray()
             with _api(self.api_url), get_client(sync_client=True) as client:
                 _create_pool(client)
-                self._start_worker()
+                self._start_worker(client)
                 _deploy(client, self.api_url)
                 self._await_worker(client)
             self._write_settings()
@@ -86,6 +88,9 @@ class Up:
     def stop(self) -> list[str]:
         """Stop every part that is recorded. Returns their names, with what was found of those that had died before."""
         stopped = []
+        if WORKER in self._record.parts and server.healthy(self.api_url):
+            with _api(self.api_url), get_client(sync_client=True) as client:
+                runs.cancel(client, self._runs(client), _CANCEL_TIMEOUT_S)
         for name in (WORKER, RAY, SERVER):
             if name in self._record.parts:
                 stopped.append(name if self._record.parts[name].alive() else f"{name} (had ended by itself)")
@@ -137,18 +142,28 @@ class Up:
             log = self._record.log(RAY)
             self._record.await_true(RAY, "to start", lambda: "Ray runtime started" in log.read_text(errors="replace"), _START_TIMEOUT_S)
 
-    def _start_worker(self) -> None:
+    def _start_worker(self, client: SyncPrefectClient) -> None:
         part, address = self._record.parts.get(WORKER), f"{self.api_url} {self.ray_address}"
         if part is not None and part.alive():
             if part.address != address:
                 raise ConfigError(f"the worker that runs was started for {part.address}, not for {address}: `make down` first")
             return
+        if part is not None:
+            self._stop(WORKER)  # what it has left behind
+        for run in self._runs(client) if SERVER in self._record.parts else ():
+            runs.force(client, run, Crashed(message="The worker of this run ended."))
         environment = self._ray_environment() | {
             "PREFECT_API_URL": self.api_url,
             "RAY_ADDRESS": self.ray_address,
             "PREFECT_WORKER_WEBSERVER_HOST": self._host,
         }
         self._start(WORKER, address, worker_command(POOL, _worker_name()), environment)
+
+    def _runs(self, client: SyncPrefectClient) -> list[FlowRun]:
+        """The pool's runs at work that are this worker's: all of them on a server of our own, else those of its processes."""
+        found, part = runs.at_work(client, POOL), self._record.parts.get(WORKER)
+        pids = {str(process.pid) for process in part.members()} if part else set()
+        return [run for run in found if SERVER in self._record.parts or run.infrastructure_pid in pids]
 
     def _await_worker(self, client: SyncPrefectClient) -> None:
         def online() -> bool:
