@@ -40,8 +40,8 @@ POOL = "grpo"
 SERVER, RAY, WORKER = "server", "ray", "worker"
 _RAY_PORT = 6379
 _LEAST_CPUS = 4  # logical CPUs of the cluster: what one run on the smallest machine asks for, and one more
-_START_TIMEOUT_S = 180.0
-_DEPLOY_TIMEOUT_S = 180.0
+_START_TIMEOUT_S = 300.0
+_DEPLOY_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 20.0
 _CANCEL_TIMEOUT_S = 60.0
 _SETTINGS_HEAD = "# Written by `make up`, removed by `make down`: Prefect's commands in this directory use that server.\n"
@@ -326,10 +326,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code: 0 done, 1 a part does not start or answer, 130 interrupted."""
     parser = argparse.ArgumentParser(prog="python -m flows.up", description="Start everything that deployments need; deploy them.")
     parser.add_argument("--down", action="store_true", help="stop what was started, and nothing else")
+    parser.add_argument("--home", type=Path, default=ROOT, help="where .grpo/ and prefect.toml go (default: this checkout)")
     parser.add_argument("--host", default="127.0.0.1", help="listen on this address of the machine (default: loopback only)")
     options = parser.parse_args(arguments)
     try:
-        print(down() if options.down else up(host=options.host))
+        print(down(options.home) if options.down else up(options.home, options.host))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
