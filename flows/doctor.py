@@ -26,7 +26,7 @@ _GIB = 2**30
 _LEAST_SHM_GIB = 0.5  # Ray's object store (ray.object_store_mib) and what vLLM and gloo share
 _LEAST_DISK_GIB = 2.0
 _SETUP = "make setup"
-_GPU = "pip install uv && uv pip install --require-hashes -r requirements/gpu.txt"
+_GPU = "make setup REQUIREMENTS=requirements/gpu.txt"
 
 State = Literal["ok", "note", "missing"]
 

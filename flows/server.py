@@ -77,7 +77,10 @@ def check_configured(api_url: str) -> None:
         ConfigError: it does not.
     """
     if not healthy(api_url):
-        raise ConfigError(f"PREFECT_API_URL: no Prefect server answers at {api_url}: start it, or unset PREFECT_API_URL")
+        raise ConfigError(
+            f"PREFECT_API_URL: no Prefect server answers at {api_url}: start it, or take that setting away "
+            "(the variable, a profile, or the prefect.toml of `make up`, which `make down` removes)"
+        )
 
 
 def server_command(url: str) -> list[str]:

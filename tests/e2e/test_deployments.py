@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import (
     ArtifactFilter,
     ArtifactFilterFlowRunId,
@@ -24,6 +26,7 @@ from prefect.states import Cancelling
 
 from flows.grpo import grpo
 from flows.sft import sft
+from tests.conftest import ROOT
 from tests.e2e.conftest import DEPLOYMENT
 from tests.e2e.deployed import Deployed, await_true, gone
 
@@ -76,11 +79,8 @@ def test_everything_listens_on_loopback_only(deployed: Deployed, watched: tuple[
     assert [place for place in places if not place.startswith(("127.", "[::ffff:127.", "[::1]"))] == []
 
 
-def test_up_again_is_harmless_and_keeps_a_schedule_that_was_turned_off(deployed: Deployed) -> None:
+def test_up_again_is_harmless(deployed: Deployed) -> None:
     before = deployed.record.parts
-    with deployed.client() as client:
-        cron = client.read_deployment_by_name("tick/cron")
-        assert cron.schedules[0].active
     printed = deployed.up()
     assert deployed.record.parts == before
     assert deployed.url in printed
@@ -111,6 +111,19 @@ def test_wrong_input_is_one_clear_message_in_the_state(
     assert state.type.value == "FAILED"
     assert message in str(state.message)
     assert "\n" not in str(state.message)
+
+
+def test_a_server_takes_the_kubernetes_template(deployed: Deployed) -> None:
+    """A server refuses one in which a placeholder has no variable."""
+    template = json.loads((ROOT / "docs" / "kubernetes" / "base-job-template.json").read_text())
+    with deployed.client() as client:
+        client.create_work_pool(WorkPoolCreate(name="cluster", type="kubernetes", base_job_template=template))
+        stored = client.read_work_pool("cluster").base_job_template
+        container = stored["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]["containers"][0]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == "{{ gpus }}"
+        del template["variables"]["properties"]["gpus"]
+        with pytest.raises(PrefectHTTPStatusError, match="gpus"):
+            client.create_work_pool(WorkPoolCreate(name="broken", type="kubernetes", base_job_template=template))
 
 
 def test_a_parameter_of_the_wrong_type_is_refused_at_once(deployed: Deployed) -> None:
