@@ -137,6 +137,8 @@ class Record:
             if time.monotonic() > deadline:
                 raise ConfigError(f"{name}: {what} took longer than {timeout_s:.0f} s; {self._last_lines(name)}")
             time.sleep(0.2)
+        if not self.parts[name].alive():  # whatever the check saw, it was not this part
+            raise self.dead(name)
 
     def dead(self, name: str) -> ConfigError:
         """The error of a part that ended by itself."""

@@ -1,7 +1,7 @@
 """`make up` and `make down`: everything that `prefect deployment run grpo/async --watch` needs, on this machine.
 
  up    server ─┐                           ┌─► deploy all ─┐
-               ├─► both answer ─► work pool ┤               ├─► worker online ─► URL, next command
+               ├─► both answer ─► work pool ┤               ├─► worker ready ─► URL, next command
        Ray   ──┘                           └─► worker ─────┘
  down  cancel the worker's flow runs ─► worker ─► Ray ─► server
 
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.client.schemas.objects import FlowRun, WorkerStatus
+from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Crashed
@@ -32,7 +32,7 @@ from prefect.workers.process import ProcessWorker
 from configs import settings
 from configs.base import ConfigError
 from flows import runs, server
-from flows.parts import Record
+from flows.parts import Part, Record, look
 from tasks.cluster import probe
 
 ROOT = Path(__file__).parent.parent
@@ -77,7 +77,7 @@ class Up:
                 _create_pool(client)
                 self._start_worker(client)
                 _deploy(client, self.api_url)
-                self._await_worker(client)
+                self._await_worker()
             self._write_settings()
         except BaseException:
             print("stopping what was started", file=sys.stderr)
@@ -122,7 +122,7 @@ class Up:
         if part is None and configured is not None:
             server.check_configured(configured)
         elif part is None or not part.alive():
-            url = part.address if part else self._url(server.DEFAULT_PORT, "http://")
+            url = f"http://{self._place(part, server.DEFAULT_PORT)}"
             self._start(SERVER, url, server.server_command(url), server.server_environment(url))
 
     def _await_server(self) -> None:
@@ -134,7 +134,7 @@ class Up:
         if part is None and configured is not None:
             probe(configured)
         elif part is None or not part.alive():
-            address = part.address if part else self._url(_RAY_PORT)
+            address = self._place(part, _RAY_PORT)
             self._start(RAY, address, _ray_command(address, server.free_port()), self._ray_environment())
 
     def _await_ray(self) -> None:
@@ -150,8 +150,10 @@ class Up:
             return
         if part is not None:
             self._stop(WORKER)  # what it has left behind
-        for run in self._runs(client) if SERVER in self._record.parts else ():
-            runs.force(client, run, Crashed(message="The worker of this run ended."))
+        if SERVER in self._record.parts:
+            for run in runs.at_work(client, POOL):
+                if run.infrastructure_pid is None or look(int(run.infrastructure_pid)) is None:
+                    runs.force(client, run, Crashed(message="The worker of this run ended."))
         environment = self._ray_environment() | {
             "PREFECT_API_URL": self.api_url,
             "RAY_ADDRESS": self.ray_address,
@@ -165,12 +167,9 @@ class Up:
         pids = {str(process.pid) for process in part.members()} if part else set()
         return [run for run in found if SERVER in self._record.parts or run.infrastructure_pid in pids]
 
-    def _await_worker(self, client: SyncPrefectClient) -> None:
-        def online() -> bool:
-            workers = client.read_workers_for_work_pool(POOL)
-            return any(worker.name == _worker_name() and worker.status == WorkerStatus.ONLINE for worker in workers)
-
-        self._record.await_true(WORKER, "to come online", online, _START_TIMEOUT_S)
+    def _await_worker(self) -> None:
+        log = self._record.log(WORKER)
+        self._record.await_true(WORKER, "to start", lambda: "started!" in log.read_text(errors="replace"), _START_TIMEOUT_S)
 
     def _start(self, name: str, address: str, command: list[str], environment: dict[str, str]) -> None:
         print(f"{name}: starting for {address}" if name == WORKER else f"{name}: starting at {address}")
@@ -187,8 +186,10 @@ class Up:
         # Ray ends its processes on SIGTERM; Prefect's commands end best on SIGINT.
         self._record.stop(name, signal.SIGTERM if name == RAY else signal.SIGINT, _STOP_TIMEOUT_S)
 
-    def _url(self, preferred: int, scheme: str = "") -> str:
-        return f"{scheme}{self._host}:{server.free_port(preferred, self._host)}"
+    def _place(self, dead: Part | None, preferred: int) -> str:
+        """host:port, where the dead part was if that is free: those who knew it find it again."""
+        port = int(dead.address.rpartition(":")[2]) if dead else preferred
+        return f"{self._host}:{server.free_port(port, self._host)}"
 
     def _ray_environment(self) -> dict[str, str]:
         """For the cluster and for whoever joins it: the address as it was given, and a token, without which anyone here could use it."""
