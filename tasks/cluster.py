@@ -61,7 +61,8 @@ def _join(address: str, namespace: str) -> None:
         first = str(error).partition("\n")[0]
         raise ConfigError(
             f"ray.address: no Ray cluster lets us in at {address!r} ({first}): is it one, of Ray {ray.__version__}? "
-            "If it asks for a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH; if it asks for none, RAY_AUTH_MODE=disabled"
+            "If it asks for a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH; "
+            "if it asks for none, RAY_AUTH_MODE=disabled"
         ) from error
 
 
