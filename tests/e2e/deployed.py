@@ -56,7 +56,7 @@ class Deployed:
         values = settings.child_environment(PREFECT_HOME=str(self.home / "prefect"), PYTHONPATH=str(ROOT), **extra)
         return {name: value for name, value in values.items() if name not in {"PREFECT_API_URL", "RAY_ADDRESS", "PREFECT_UI_API_URL"}}
 
-    def command(self, *arguments: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
+    def command(self, *arguments: str, timeout_s: float = 540) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", *arguments],
             cwd=self.home,
@@ -68,7 +68,7 @@ class Deployed:
         )
 
     def up(self, *arguments: str) -> str:
-        done = self.command("flows.up", "--home", str(self.home), *arguments, timeout_s=400)
+        done = self.command("flows.up", "--home", str(self.home), *arguments, timeout_s=540)
         assert done.returncode == 0, done.stdout
         return done.stdout
 

@@ -145,7 +145,7 @@ def training(deployed: Deployed) -> tuple[FlowRun, list[str]]:
         metrics = list(output.glob("*/metrics.jsonl"))
         return bool(metrics) and '"step": 1' in metrics[0].read_text()
 
-    await_true("the first step", trains, 240)
+    await_true("the first step", trains, 400)
     return run, deployed.actor_processes()
 
 
