@@ -1,10 +1,10 @@
-# make run | make sft | make test | make check | make setup | make lock
+# make run | make sft | make up | make down | make doctor | make test | make check | make setup | make lock
 # Everything lives in .venv; a second `make` installs nothing.
 PY := .venv/bin/python
 REQUIREMENTS := requirements/cpu.txt
 ARGS ?=
 
-.PHONY: run sft test check setup lock clean gpu-check
+.PHONY: run sft up down doctor test check setup lock clean gpu-check
 .DEFAULT_GOAL := run
 
 run: RECIPE ?= arithmetic-cpu
@@ -14,6 +14,15 @@ run: setup  ## the main job: GRPO on this machine's CPU (RECIPE=name, ARGS="step
 sft: RECIPE ?= sft-cpu
 sft: setup  ## supervised fine-tuning on this machine's CPU (RECIPE=name, ARGS="steps=20 ...")
 	@$(PY) -m flows.sft --recipe $(RECIPE) $(ARGS)
+
+up: setup  ## Prefect server, Ray, work pool, worker and all deployments on this machine (ARGS="--host ADDRESS")
+	@$(PY) -m flows.up $(ARGS)
+
+down:  ## stop what `make up` started, and nothing else
+	@$(PY) -m flows.up --down
+
+doctor:  ## what is found, what is missing, and the command that fixes it
+	@$(PY) -m flows.doctor $(ARGS)
 
 test: setup  ## the whole suite
 	@$(PY) -m pytest $(ARGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 # Nothing outside is asked or told: no telemetry, no update checks, no hub. A user's own value wins.
 OFFLINE: Mapping[str, str] = {
@@ -19,6 +20,8 @@ OFFLINE: Mapping[str, str] = {
 # What the parts need to work together (the reason stands beside each).
 RUNTIME: Mapping[str, str] = {
     "RAY_TQDM_PATCH_PRINT": "0",  # else ray.init replaces print and breaks Prefect's log_prints
+    # Despite its name: Ray takes 127.0.0.1 for a node's address. Else it replaces it by the network card's, and listens to everyone.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # keep CUDA_VISIBLE_DEVICES as the user set it for CPU actors
     "TOKENIZERS_PARALLELISM": "false",  # forked Ray workers warn otherwise
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
@@ -29,6 +32,13 @@ def apply_defaults() -> None:
     """Set `OFFLINE` and `RUNTIME` for this process and its children where the user set nothing. Call before importing ray or prefect."""
     for name, value in {**OFFLINE, **RUNTIME}.items():
         os.environ.setdefault(name, value)
+    if ray_token_exists():  # clusters that Ray starts then ask for it; whoever joins one must send it
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+
+def ray_token_exists() -> bool:
+    """Whether Ray would find an authentication token (`ray get-auth-token --generate` makes one)."""
+    return bool(get("RAY_AUTH_TOKEN") or get("RAY_AUTH_TOKEN_PATH") or (Path.home() / ".ray" / "auth_token").is_file())
 
 
 def get(name: str) -> str | None:

@@ -15,18 +15,20 @@ from prefect import flow
 
 from configs.loader import load
 from flows.grpo_session import GrpoSession
+from flows.parameters import Steps, with_steps
 from flows.session import run_name
 
 
 @flow(name="grpo", flow_run_name=run_name, validate_parameters=False)
-def grpo(recipe: str = "arithmetic-cpu", overrides: list[str] | None = None) -> dict[str, Any]:
+def grpo(recipe: str = "arithmetic-cpu", overrides: list[str] | None = None, steps: Steps = None) -> dict[str, Any]:
     """Train a language model by GRPO. Returns the run's summary.
 
     Args:
         recipe: a name under configs/recipes, or a path that ends in .yaml.
         overrides: dotted.field=value, each on top of the recipe.
+        steps: how many to train; default: what the recipe says.
     """
-    config = load(recipe, overrides or ())
+    config = load(recipe, with_steps(overrides, steps))
     with GrpoSession(config, recipe) as run:
         warm_start(run)
         run.begin_grpo()

@@ -1,4 +1,4 @@
-"""A Prefect server for a run from the command line: the configured one, or one of its own for as long as the run lasts."""
+"""A Prefect server: the configured one, or one of its own for as long as a run lasts (`make up` starts one that stays)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from configs import settings
 from configs.base import ConfigError
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_DEFAULT_PORT = 4200
+DEFAULT_PORT = 4200
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 15.0
 _DRAIN_TIMEOUT_S = 10.0
@@ -30,25 +30,23 @@ def prefect_server() -> Iterator[str]:
     Raises:
         ConfigError: a configured server does not answer, or one of our own does not start in time.
     """
-    configured = _configured_url()
+    configured = configured_url()
     if configured:
-        if not _healthy(configured):
-            raise ConfigError(f"PREFECT_API_URL: no Prefect server answers at {configured}: start it, or unset PREFECT_API_URL")
+        check_configured(configured)
         yield configured.removesuffix("/api")
         return
-    port = _port()
-    url = f"http://127.0.0.1:{port}"
+    url = f"http://127.0.0.1:{free_port(DEFAULT_PORT)}"
     server = subprocess.Popen(
-        [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+        server_command(url),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         stdin=subprocess.DEVNULL,
-        env=settings.child_environment(PREFECT_UI_API_URL=f"{url}/api"),  # else the page asks port 4200, whoever is there
+        env=server_environment(url),
         start_new_session=True,  # Ctrl-C reaches the run first; the server outlives it to hear the end
         preexec_fn=_end_with_parent,
     )
     try:
-        _await_health(server, f"{url}/api")
+        await_health(server, f"{url}/api")
         with _api_url(f"{url}/api"):
             yield url
     finally:
@@ -65,22 +63,53 @@ def _api_url(url: str) -> Iterator[None]:
         yield
 
 
-def _configured_url() -> str | None:
+def configured_url() -> str | None:
+    """The API's URL that the environment, a settings file or a profile of Prefect names."""
     from prefect.settings import get_current_settings
 
     return settings.prefect_api_url() or (str(url) if (url := get_current_settings().api.url) else None)
 
 
-def _healthy(api_url: str) -> bool:
+def check_configured(api_url: str) -> None:
+    """See that the configured server answers.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if not healthy(api_url):
+        raise ConfigError(
+            f"PREFECT_API_URL: no Prefect server answers at {api_url}: start it, or take that setting away "
+            "(the variable, a profile, or the prefect.toml of `make up`, which `make down` removes)"
+        )
+
+
+def server_command(url: str) -> list[str]:
+    """The command that serves http://host:port."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    return [sys.executable, "-m", "prefect", "server", "start", "--host", host, "--port", port]
+
+
+def server_environment(url: str) -> dict[str, str]:
+    """The environment of that command."""
+    return settings.child_environment(PREFECT_UI_API_URL=f"{url}/api")  # else the page asks port 4200, whoever is there
+
+
+def healthy(api_url: str) -> bool:
+    """Whether a server answers at the API's URL."""
     try:
         return httpx.get(f"{api_url}/health", timeout=5).status_code == 200
     except httpx.HTTPError:
         return False
 
 
-def _await_health(server: subprocess.Popen[bytes], api_url: str) -> None:
+def await_health(server: subprocess.Popen[bytes], api_url: str) -> None:
+    """Until the server answers.
+
+    Raises:
+        ConfigError: it ended, or took too long.
+    """
     deadline = time.monotonic() + _START_TIMEOUT_S
-    while not _healthy(api_url):
+    while not healthy(api_url):
         if server.poll() is not None:
             raise ConfigError(f"the Prefect server ended with code {server.returncode}; run `prefect server start` to see why")
         if time.monotonic() > deadline:
@@ -111,13 +140,18 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
         server.wait()
 
 
-def _port() -> int:
-    for port in (_DEFAULT_PORT, 0):
+def free_port(preferred: int = 0, host: str = "127.0.0.1") -> int:
+    """The preferred port of that address, or any free one.
+
+    Raises:
+        ConfigError: this machine has no such address.
+    """
+    for port in (preferred, 0):
         with socket.socket() as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                sock.bind(("127.0.0.1", port))
+                sock.bind((host, port))
             except OSError:
                 continue
             return int(sock.getsockname()[1])
-    raise ConfigError("no free port on the loopback interface for the Prefect server")
+    raise ConfigError(f"cannot listen on {host}: this machine has no such address")

@@ -13,19 +13,21 @@ from prefect import flow
 from configs.loader import load
 from configs.sft import SftConfig
 from flows.early_stopping import EarlyStopping
+from flows.parameters import Steps, with_steps
 from flows.session import run_name
 from flows.sft_session import SftSession
 
 
 @flow(name="sft", flow_run_name=run_name, validate_parameters=False)
-def sft(recipe: str = "sft-cpu", overrides: list[str] | None = None) -> dict[str, Any]:
+def sft(recipe: str = "sft-cpu", overrides: list[str] | None = None, steps: Steps = None) -> dict[str, Any]:
     """Teach a language model to answer prompts with given responses. Returns the run's summary.
 
     Args:
         recipe: a name under configs/recipes, or a path that ends in .yaml.
         overrides: dotted.field=value, each on top of the recipe.
+        steps: how many to train; default: what the recipe says.
     """
-    config = load(recipe, overrides or (), SftConfig)
+    config = load(recipe, with_steps(overrides, steps, "epochs=null"), SftConfig)
     stopping = EarlyStopping(config.patience)
     with SftSession(config, recipe) as run:
         stopping.see(run.validate(step=0))

@@ -22,7 +22,7 @@ def cluster(config: RayConfig, namespace: str, num_cpus: int) -> Iterator[str]:
     """Join or start Ray, and leave it as it was found. Yields a line that says which.
 
     Raises:
-        ConfigError: the address does not answer (Ray itself would wait a minute and then end the process).
+        ConfigError: the address does not answer (Ray itself would wait a minute and then end the process), or not to us.
     """
     if ray.is_initialized():
         yield "the Ray cluster that this process has joined"
@@ -32,7 +32,7 @@ def cluster(config: RayConfig, namespace: str, num_cpus: int) -> Iterator[str]:
     handler = _sigterm_handler()
     if address and address != "local":
         probe(address)
-        ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
+        _join(address, namespace)
         where = f"the Ray cluster at {address}"
     else:
         ray.init(
@@ -52,6 +52,18 @@ def cluster(config: RayConfig, namespace: str, num_cpus: int) -> Iterator[str]:
     finally:
         ray.shutdown()
         _restore(handler)
+
+
+def _join(address: str, namespace: str) -> None:
+    try:
+        ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError) as error:
+        first = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"ray.address: no Ray cluster lets us in at {address!r} ({first}): is it one, of Ray {ray.__version__}? "
+            "If it asks for a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH; "
+            "if it asks for none, RAY_AUTH_MODE=disabled"
+        ) from error
 
 
 def probe(address: str) -> None:

@@ -1,4 +1,4 @@
-"""One Ray for the session, on loopback, with nothing but this repository on its path."""
+"""One Ray for the session, on loopback, with nothing but this repository on its path. No test uses a server that runs already."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from configs import settings
 
 settings.apply_defaults()
+settings.set_for_process(PREFECT_API_URL="")  # else the prefect.toml of a `make up` in this directory would name one
 
 import ray  # noqa: E402  (after the settings: they are read at import)
 

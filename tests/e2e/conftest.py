@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,14 +13,23 @@ from typing import Any
 import pytest
 import torch
 from prefect import Flow, Task
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.objects import FlowRun
+from prefect.workers.process import ProcessWorker
 
 import flows.grpo_session
 import flows.grpo_step
 import flows.sft_session
 import flows.step
 from flows.grpo import grpo
+from flows.parts import Record
 from flows.server import prefect_server
+from flows.up import worker_command
+from tests.conftest import ROOT
+from tests.e2e.deployed import Deployed, gone
+from tests.e2e.tick import tick
 
+DEPLOYMENT = "grpo/sync"  # the one that the tests run to its end
 SHORT = [
     "steps=3", "validate_every=2", "model.hidden_size=64", "model.num_attention_heads=2", "model.num_key_value_heads=1",
     "model.intermediate_size=96", "model.num_hidden_layers=2", "environment.validation_size=12",
@@ -130,3 +141,42 @@ def twins(run_flow: Callable[..., Run]) -> tuple[Run, Run]:
 def finished(twins: tuple[Run, Run]) -> Run:
     """The first of the twins."""
     return twins[0]
+
+
+@pytest.fixture(scope="session")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+    """After `make up`. A schedule begins to tick at once, so that its minute passes beside the other tests."""
+    home = tmp_path_factory.mktemp("home")
+    machine = Deployed(home, str(home / "runs"))
+    ticks = Record(tmp_path_factory.mktemp("ticks"))
+    try:
+        machine.up()
+        start_ticking(machine, ticks)
+        yield machine
+    finally:
+        for part in ticks.parts.values():
+            part.stop(signal.SIGINT, 10)
+        left = [process.pid for part in machine.record.parts.values() for process in part.members()]
+        machine.up("--down")
+        assert [pid for pid in left if not gone(pid)] == []
+
+
+def start_ticking(machine: Deployed, record: Record) -> None:
+    """A deployment with a cron schedule, in a pool with a worker of its own: the other pool runs one flow at a time."""
+    with machine.client() as client:
+        template = ProcessWorker.get_default_base_job_template()
+        client.create_work_pool(WorkPoolCreate(name="ticks", type="process", base_job_template=template))
+        source = tick.from_source(source=str(ROOT), entrypoint="tests/e2e/tick.py:tick")
+        source.deploy(name="cron", work_pool_name="ticks", cron="* * * * *", print_next_steps=False)  # type: ignore[union-attr]
+    record.directory.mkdir()
+    environment = machine.environment() | {"PREFECT_API_URL": f"{machine.url}/api"}
+    record.start("worker", machine.url, worker_command("ticks", "ticks"), environment, ROOT)
+
+
+@pytest.fixture(scope="session")
+def watched(deployed: Deployed) -> tuple[FlowRun, str]:
+    """The run of `prefect deployment run ... --watch`, typed where `make up` was, and what it printed."""
+    overrides = json.dumps([*SHORT, f"output_dir={deployed.output}"])
+    done = deployed.command("prefect", "deployment", "run", DEPLOYMENT, "--watch", "-p", f"overrides={overrides}", "-p", "steps=2")
+    assert done.returncode == 0, done.stdout + deployed.record.log("worker").read_text()
+    return deployed.runs(DEPLOYMENT)[0], done.stdout

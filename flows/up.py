@@ -1,0 +1,344 @@
+"""`make up` and `make down`: everything that `prefect deployment run grpo/async --watch` needs, on this machine.
+
+ up    server ─┐                           ┌─► deploy all ─┐
+               ├─► both answer ─► work pool ┤               ├─► worker ready ─► URL, next command
+       Ray   ──┘                           └─► worker ─────┘
+ down  cancel the worker's flow runs ─► worker ─► Ray ─► server
+
+A server that PREFECT_API_URL names and a cluster that RAY_ADDRESS names are used, and never stopped.
+A second `up` starts what has died since, and deploys again; an `up` that fails stops what it started.
+
+python -m flows.up          python -m flows.up --down          python -m flows.up --host 10.0.0.5
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.objects import FlowRun
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Crashed
+from prefect.workers.process import ProcessWorker
+
+from configs import settings
+from configs.base import ConfigError
+from flows import runs, server
+from flows.parts import Part, Record, look
+from tasks.cluster import probe
+
+ROOT = Path(__file__).parent.parent
+POOL = "grpo"
+SERVER, RAY, WORKER = "server", "ray", "worker"
+_RAY_PORT = 6379
+_LEAST_CPUS = 4  # logical CPUs of the cluster: what one run on the smallest machine asks for, and one more
+_START_TIMEOUT_S = 300.0
+_DEPLOY_TIMEOUT_S = 300.0
+_STOP_TIMEOUT_S = 20.0
+_CANCEL_TIMEOUT_S = 60.0
+_SETTINGS_HEAD = "# Written by `make up`, removed by `make down`: Prefect's commands in this directory use that server.\n"
+
+
+class Up:
+    """What runs for one home directory, and the two commands on it.
+
+    Args:
+        home: where .grpo/ and prefect.toml go.
+        host: the address of this machine to listen on.
+    """
+
+    def __init__(self, record: Record, home: Path, host: str = "127.0.0.1") -> None:
+        self._record, self._host = record, host
+        self._settings_file = home / "prefect.toml"
+        self._started: list[str] = []
+
+    def start(self) -> None:
+        """Start what is missing, and deploy.
+
+        Raises:
+            ConfigError: something does not start or answer. What this call started has ended again.
+        """
+        try:
+            for name in [name for name, part in self._record.parts.items() if not part.alive()]:
+                print(f"{name}: had ended by itself (its last words are in {self._record.log(name)}); starting it again")
+            self._start_server()
+            self._start_ray()
+            self._await_server()
+            self._await_ray()
+            with _api(self.api_url), get_client(sync_client=True) as client:
+                _create_pool(client)
+                self._start_worker(client)
+                _deploy(client, self.api_url)
+                self._await_worker()
+            self._write_settings()
+        except BaseException:
+            print("stopping what was started", file=sys.stderr)
+            for name in reversed(self._started):
+                self._stop(name)
+            raise
+
+    def stop(self) -> list[str]:
+        """Stop every part that is recorded. Returns their names, with what was found of those that had died before."""
+        stopped = []
+        if WORKER in self._record.parts and server.healthy(self.api_url):
+            with _api(self.api_url), get_client(sync_client=True) as client:
+                runs.cancel(client, self._runs(client), _CANCEL_TIMEOUT_S)
+        for name in (WORKER, RAY, SERVER):
+            if name in self._record.parts:
+                stopped.append(name if self._record.parts[name].alive() else f"{name} (had ended by itself)")
+                self._stop(name)
+        return stopped
+
+    # ---- addresses ----
+
+    @property
+    def api_url(self) -> str:
+        """Of the API that runs report to."""
+        part = self._record.parts.get(SERVER)
+        url = f"{part.address}/api" if part else server.configured_url()
+        assert url is not None
+        return url
+
+    @property
+    def ray_address(self) -> str:
+        """Of the cluster that runs join."""
+        part = self._record.parts.get(RAY)
+        address = part.address if part else settings.ray_address()
+        assert address is not None
+        return address
+
+    # ---- parts ----
+
+    def _start_server(self) -> None:
+        part, configured = self._record.parts.get(SERVER), server.configured_url()
+        if part is None and configured is not None:
+            server.check_configured(configured)
+        elif part is None or not part.alive():
+            url = f"http://{self._place(part, server.DEFAULT_PORT)}"
+            self._start(SERVER, url, server.server_command(url), server.server_environment(url))
+
+    def _await_server(self) -> None:
+        if SERVER in self._record.parts:
+            self._record.await_true(SERVER, "to answer", lambda: server.healthy(self.api_url), _START_TIMEOUT_S)
+
+    def _start_ray(self) -> None:
+        part, configured = self._record.parts.get(RAY), settings.ray_address()
+        if part is None and configured is not None:
+            probe(configured)
+        elif part is None or not part.alive():
+            address = self._place(part, _RAY_PORT)
+            self._start(RAY, address, _ray_command(address, server.free_port()), self._ray_environment())
+
+    def _await_ray(self) -> None:
+        if RAY in self._record.parts:
+            log = self._record.log(RAY)
+            self._record.await_true(RAY, "to start", lambda: "Ray runtime started" in log.read_text(errors="replace"), _START_TIMEOUT_S)
+
+    def _start_worker(self, client: SyncPrefectClient) -> None:
+        part, address = self._record.parts.get(WORKER), f"{self.api_url} {self.ray_address}"
+        if part is not None and part.alive():
+            if part.address != address:
+                raise ConfigError(f"the worker that runs was started for {part.address}, not for {address}: `make down` first")
+            return
+        if part is not None:
+            self._stop(WORKER)  # what it has left behind
+        if SERVER in self._record.parts:
+            for run in runs.at_work(client, POOL):
+                if run.infrastructure_pid is None or look(int(run.infrastructure_pid)) is None:
+                    runs.force(client, run, Crashed(message="The worker of this run ended."))
+        environment = self._ray_environment() | {
+            "PREFECT_API_URL": self.api_url,
+            "RAY_ADDRESS": self.ray_address,
+            "PREFECT_WORKER_WEBSERVER_HOST": self._host,
+        }
+        self._start(WORKER, address, worker_command(POOL, _worker_name()), environment)
+
+    def _runs(self, client: SyncPrefectClient) -> list[FlowRun]:
+        """The pool's runs at work that are this worker's: all of them on a server of our own, else those of its processes."""
+        found, part = runs.at_work(client, POOL), self._record.parts.get(WORKER)
+        pids = {str(process.pid) for process in part.members()} if part else set()
+        return [run for run in found if SERVER in self._record.parts or run.infrastructure_pid in pids]
+
+    def _await_worker(self) -> None:
+        log = self._record.log(WORKER)
+        self._record.await_true(WORKER, "to start", lambda: "started!" in log.read_text(errors="replace"), _START_TIMEOUT_S)
+
+    def _start(self, name: str, address: str, command: list[str], environment: dict[str, str]) -> None:
+        print(f"{name}: starting for {address}" if name == WORKER else f"{name}: starting at {address}")
+        if name in self._record.parts:
+            self._stop(name)  # what a dead part has left behind
+        self._started.append(name)
+        self._record.start(name, address, command, environment, ROOT)
+
+    def _stop(self, name: str) -> None:
+        if name not in self._record.parts:
+            return  # it did not get as far as that
+        if name == SERVER:
+            self._remove_settings()
+        # Ray ends its processes on SIGTERM; Prefect's commands end best on SIGINT.
+        self._record.stop(name, signal.SIGTERM if name == RAY else signal.SIGINT, _STOP_TIMEOUT_S)
+
+    def _place(self, dead: Part | None, preferred: int) -> str:
+        """host:port, where the dead part was if that is free: those who knew it find it again."""
+        port = int(dead.address.rpartition(":")[2]) if dead else preferred
+        return f"{self._host}:{server.free_port(port, self._host)}"
+
+    def _ray_environment(self) -> dict[str, str]:
+        """For the cluster and for whoever joins it: the address as it was given, and a token, without which anyone here could use it."""
+        loopback = "0" if self._host.startswith("127.") else "1"
+        path = ":".join(filter(None, (str(ROOT), settings.get("PYTHONPATH"))))
+        extra = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": loopback, "PYTHONPATH": path}
+        if settings.get("RAY_AUTH_MODE") is None and settings.ray_address() is None:
+            if not settings.ray_token_exists():
+                subprocess.run([_script("ray"), "get-auth-token", "--generate"], check=True, capture_output=True)
+            extra["RAY_AUTH_MODE"] = "token"
+        return settings.child_environment(**extra)
+
+    # ---- Prefect's settings file ----
+
+    def _write_settings(self) -> None:
+        """So that `prefect` in this directory finds the server without a variable."""
+        if SERVER not in self._record.parts:
+            return  # the user's own setting, wherever it stands, names it already
+        if self._settings_file.is_file() and not self._ours():
+            print(f"{self._settings_file} is not ours and stays: `export PREFECT_API_URL={self.api_url}` before prefect's commands")
+            return
+        self._settings_file.write_text(f'{_SETTINGS_HEAD}[api]\nurl = "{self.api_url}"\n')
+
+    def _remove_settings(self) -> None:
+        with suppress(FileNotFoundError):
+            if self._ours():
+                self._settings_file.unlink()
+
+    def _ours(self) -> bool:
+        return self._settings_file.read_text().startswith(_SETTINGS_HEAD)
+
+
+def worker_command(pool: str, name: str) -> list[str]:
+    """The command of a worker that runs flows as processes of this machine."""
+    return [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", name]
+
+
+def deploy_command(*arguments: str) -> list[str]:
+    """The command that deploys what ./prefect.yaml holds."""
+    return [sys.executable, "-m", "prefect", "--no-prompt", "deploy", *arguments]
+
+
+def _ray_command(address: str, client_port: int) -> list[str]:
+    host, _, port = address.rpartition(":")
+    cpus = max(settings.cpu_count(), _LEAST_CPUS)
+    return [
+        _script("ray"), "start", "--head", "--block", "--disable-usage-stats", "--include-dashboard=false",
+        f"--node-ip-address={host}", f"--port={port}", f"--num-cpus={cpus}", f"--ray-client-server-port={client_port}",
+        # Any free port for the rest: Ray's fixed ones would keep a second cluster from starting on this machine.
+        "--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0",
+    ]  # fmt: skip
+
+
+def _script(name: str) -> str:
+    return str(Path(sys.executable).parent / name)
+
+
+def _worker_name() -> str:
+    return f"make-up-{socket.gethostname()}"
+
+
+def _create_pool(client: SyncPrefectClient) -> None:
+    """A pool in which one flow run is at work at a time: the deployments share the same GPUs."""
+    try:
+        pool = client.read_work_pool(POOL)
+    except ObjectNotFound:
+        template = ProcessWorker.get_default_base_job_template()
+        client.create_work_pool(WorkPoolCreate(name=POOL, type="process", base_job_template=template, concurrency_limit=1))
+        return
+    if pool.type != "process":
+        raise ConfigError(
+            f"the server has a work pool {POOL!r} of type {pool.type}, this command starts process workers: start a {pool.type} "
+            "worker where it belongs and deploy with `prefect --no-prompt deploy --all` (docs/deployment.md)"
+        )
+
+
+def _deploy(client: SyncPrefectClient, api_url: str) -> None:
+    """Deploy everything. Schedules that a person turned on or off stay so: deploying would put back what prefect.yaml says."""
+    switched = {key: active for key, (_, _, active) in _schedules(client).items()}
+    done = subprocess.run(
+        deploy_command("--all"),
+        cwd=ROOT,
+        env=settings.child_environment(PREFECT_API_URL=api_url),
+        capture_output=True,
+        text=True,
+        timeout=_DEPLOY_TIMEOUT_S,
+    )
+    if done.returncode:
+        raise ConfigError(f"`prefect --no-prompt deploy --all` failed:\n{done.stdout}{done.stderr}")
+    for key, (deployment, schedule, active) in _schedules(client).items():
+        if switched.get(key, active) != active:
+            client.update_deployment_schedule(deployment, schedule, active=switched[key])
+
+
+def _schedules(client: SyncPrefectClient) -> dict[tuple[str, str], tuple[object, object, bool]]:
+    """(deployment, slug) -> deployment id, schedule id, active."""
+    return {
+        (str(deployment.id), schedule.slug): (deployment.id, schedule.id, schedule.active)
+        for deployment in client.read_deployments()
+        for schedule in deployment.schedules
+        if schedule.slug is not None
+    }
+
+
+def _api(url: str) -> object:
+    return temporary_settings({PREFECT_API_URL: url})
+
+
+def up(home: Path = ROOT, host: str = "127.0.0.1") -> str:
+    """Start and deploy. Returns the lines for the person who typed it."""
+    with Record.locked(home) as record:
+        running = Up(record, home, host)
+        running.start()
+        prefect = Path(sys.executable).parent / "prefect"
+        shown = prefect.relative_to(ROOT) if prefect.is_relative_to(ROOT) else prefect
+        return "\n".join(
+            (
+                f"Prefect UI   {running.api_url.removesuffix('/api')}",
+                f"Ray          {running.ray_address}",
+                f"logs         {record.directory}",
+                f"next         {shown} deployment run grpo/async --watch",
+                "stop         make down",
+            )
+        )
+
+
+def down(home: Path = ROOT) -> str:
+    """Stop what `up` started. Returns a line that names it."""
+    with Record.locked(home) as record:
+        stopped = Up(record, home).stop()
+    return f"stopped: {', '.join(stopped)}" if stopped else "nothing was running"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit code: 0 done, 1 a part does not start or answer, 130 interrupted."""
+    parser = argparse.ArgumentParser(prog="python -m flows.up", description="Start everything that deployments need; deploy them.")
+    parser.add_argument("--down", action="store_true", help="stop what was started, and nothing else")
+    parser.add_argument("--home", type=Path, default=ROOT, help="where .grpo/ and prefect.toml go (default: this checkout)")
+    parser.add_argument("--host", default="127.0.0.1", help="listen on this address of the machine (default: loopback only)")
+    options = parser.parse_args(arguments)
+    try:
+        print(down(options.home) if options.down else up(options.home, options.host))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

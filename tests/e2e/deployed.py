@@ -1,0 +1,131 @@
+"""A machine after `make up`, in a home directory of the tests' own: server, Ray, worker, deployments."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
+from prefect.client.schemas.objects import FlowRun
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from configs import settings
+from flows.parts import Record, look
+from tests.conftest import ROOT
+
+LIST_ACTORS = """
+import json, sys
+from configs import settings
+settings.apply_defaults()
+import ray
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+print(json.dumps(ray.util.list_named_actors(all_namespaces=True)))
+"""
+
+
+@dataclass
+class Deployed:
+    """What `make up` started."""
+
+    home: Path
+    output: str
+
+    @property
+    def record(self) -> Record:
+        return Record(self.home)
+
+    @property
+    def url(self) -> str:
+        return self.record.parts["server"].address
+
+    @contextmanager
+    def client(self) -> Iterator[SyncPrefectClient]:
+        with temporary_settings({PREFECT_API_URL: f"{self.url}/api"}), get_client(sync_client=True) as client:
+            yield client
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        """Of a person's shell in the home directory: nothing there names the server or the cluster."""
+        values = settings.child_environment(PREFECT_HOME=str(self.home / "prefect"), PYTHONPATH=str(ROOT), **extra)
+        return {name: value for name, value in values.items() if name not in {"PREFECT_API_URL", "RAY_ADDRESS", "PREFECT_UI_API_URL"}}
+
+    def command(self, *arguments: str, timeout_s: float = 540) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", *arguments],
+            cwd=self.home,
+            env=self.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout_s,
+        )
+
+    def up(self, *arguments: str) -> str:
+        done = self.command("flows.up", "--home", str(self.home), *arguments, timeout_s=540)
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    def begin(self, deployment: str, **parameters: Any) -> FlowRun:
+        """A run of the deployment, which the worker picks up."""
+        with self.client() as client:
+            found = client.read_deployment_by_name(deployment)
+            return client.create_flow_run_from_deployment(found.id, parameters=parameters)
+
+    def runs(self, deployment: str) -> list[FlowRun]:
+        """Of the deployment."""
+        with self.client() as client:
+            found = client.read_deployment_by_name(deployment)
+            return client.read_flow_runs(deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[found.id])))
+
+    def state(self, run: FlowRun) -> tuple[str, str]:
+        """(type, message) of the run's state."""
+        with self.client() as client:
+            state = client.read_flow_run(run.id).state
+        assert state is not None
+        return state.type.value, state.message or ""
+
+    def pid(self, run: FlowRun) -> int:
+        """The flow's process."""
+        with self.client() as client:
+            return int(str(client.read_flow_run(run.id).infrastructure_pid))
+
+    def actor_processes(self) -> list[str]:
+        """Titles of the processes in the cluster that an actor has made its own."""
+        titles = []
+        for process in self.record.parts["ray"].members():
+            try:
+                title = Path(f"/proc/{process.pid}/cmdline").read_text().split("\0")[0]
+            except OSError:
+                continue
+            if title.startswith("ray::") and not title.startswith(("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")):
+                titles.append(title)
+        return titles
+
+    def actors(self) -> list[str]:
+        """Names of the actors that Ray knows, of every run."""
+        address = self.record.parts["ray"].address
+        done = subprocess.run(
+            [sys.executable, "-c", LIST_ACTORS, address], cwd=ROOT, env=self.environment(), capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        return [actor["name"] for actor in json.loads(done.stdout)]
+
+
+def await_true(what: str, check: Callable[[], object], timeout_s: float) -> None:
+    """Until the check holds."""
+    deadline = time.monotonic() + timeout_s
+    while not check():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
+
+
+def gone(pid: int) -> bool:
+    """Whether no such process runs."""
+    return look(pid) is None

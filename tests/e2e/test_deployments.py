@@ -1,0 +1,206 @@
+"""After `make up`: a deployment runs to its end, a schedule fires, and however a run is stopped, its actors go and nothing else does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    FlowRunFilter,
+    FlowRunFilterId,
+)
+from prefect.client.schemas.objects import FlowRun
+from prefect.exceptions import PrefectHTTPStatusError
+from prefect.flows import Flow
+from prefect.states import Cancelling
+
+from flows.grpo import grpo
+from flows.sft import sft
+from tests.conftest import ROOT
+from tests.e2e.conftest import DEPLOYMENT
+from tests.e2e.deployed import Deployed, await_true, gone
+
+pytestmark = pytest.mark.slow
+
+STAGES = ("rollout", "ref-logprob", "advantage", "train", "refit", "clear")
+_SMALL = [
+    "model.hidden_size=64",
+    "model.num_attention_heads=2",
+    "model.num_key_value_heads=1",
+    "model.num_hidden_layers=2",
+    "patience=null",
+]
+
+
+def artifacts(client: SyncPrefectClient, run: FlowRun) -> dict[str | None, Any]:
+    found = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run.id])))
+    return {artifact.key: artifact.data for artifact in found}
+
+
+def test_a_deployment_runs_to_completed(deployed: Deployed, watched: tuple[FlowRun, str]) -> None:
+    run, printed = watched
+    assert "Completed" in printed
+    recipe = run.parameters["recipe"]
+    assert run.name.startswith(f"{DEPLOYMENT.partition('/')[0]}-{recipe}-20")
+    with deployed.client() as client:
+        found = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])), limit=200)
+        shown = artifacts(client, run)
+    states = {task.name: task.state_name for task in found}
+    assert {states[f"{stage}-{step}"] for stage in STAGES for step in (1, 2)} == {"Completed"}
+    assert "rollout-3" not in states  # `steps` of the form is what counts, not the recipe's
+    assert {"grpo-progress", "grpo-metrics", "grpo-reward", "grpo-summary"} <= set(shown)
+    assert shown["grpo-progress"] == 100
+    assert str(shown["grpo-reward"]).startswith("data:image/png;base64,")
+
+
+def test_nothing_of_the_run_is_left(deployed: Deployed, watched: tuple[FlowRun, str]) -> None:
+    assert watched
+    await_true("actors of an ended run", lambda: not deployed.actor_processes(), 60)
+    assert deployed.actors() == []
+
+
+def test_everything_listens_on_loopback_only(deployed: Deployed, watched: tuple[FlowRun, str]) -> None:
+    """The sockets of server, Ray and worker, and of all that they started."""
+    assert watched
+    places: set[str] = set()
+    for part in deployed.record.parts.values():
+        for process in part.members():
+            with suppress(psutil.Error):  # it ended while we looked
+                found = psutil.Process(process.pid).net_connections("inet")
+                places |= {connection.laddr.ip for connection in found if connection.status == psutil.CONN_LISTEN}
+    assert places
+    assert {place.removeprefix("::ffff:") for place in places} <= {"127.0.0.1", "::1"}
+
+
+def test_up_again_is_harmless(deployed: Deployed) -> None:
+    before = deployed.record.parts
+    printed = deployed.up()
+    assert deployed.record.parts == before
+    assert deployed.url in printed
+    assert "deployment run grpo/async --watch" in printed
+
+
+@pytest.mark.parametrize(
+    ("flow", "parameters", "message"),
+    [
+        (grpo, {"recipe": "arithmetic-cp"}, "no recipe 'arithmetic-cp': did you mean 'arithmetic-cpu'?"),
+        (sft, {"overrides": ["ray.address=127.0.0.1:1"]}, "ray.address: no Ray cluster answers at '127.0.0.1:1'"),
+    ],
+    ids=["no such recipe", "no such cluster"],
+)
+def test_wrong_input_is_one_clear_message_in_the_state(
+    server: str, tmp_path: Path, flow: Flow[..., Any], parameters: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect.client.orchestration import get_client
+
+    import tasks.cluster
+
+    monkeypatch.setattr(tasks.cluster.ray, "is_initialized", lambda: False)  # as in a process of the flow's own
+    overrides = [*parameters.get("overrides", []), f"output_dir={tmp_path}"]
+    ended = flow(**{"recipe": flow.parameters.properties["recipe"]["default"], **parameters, "overrides": overrides}, return_state=True)
+    with get_client(sync_client=True) as client:
+        state = client.read_flow_run(str(ended.state_details.flow_run_id)).state
+    assert state is not None
+    assert state.type.value == "FAILED"
+    assert message in str(state.message)
+    assert "\n" not in str(state.message)
+
+
+def test_a_server_takes_the_kubernetes_template(deployed: Deployed) -> None:
+    """A server refuses one in which a placeholder has no variable."""
+    template = json.loads((ROOT / "docs" / "kubernetes" / "base-job-template.json").read_text())
+    with deployed.client() as client:
+        client.create_work_pool(WorkPoolCreate(name="cluster", type="kubernetes", base_job_template=template))
+        stored = client.read_work_pool("cluster").base_job_template
+        container = stored["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]["containers"][0]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == "{{ gpus }}"
+        del template["variables"]["properties"]["gpus"]
+        with pytest.raises(PrefectHTTPStatusError, match="gpus"):
+            client.create_work_pool(WorkPoolCreate(name="broken", type="kubernetes", base_job_template=template))
+
+
+def test_a_parameter_of_the_wrong_type_is_refused_at_once(deployed: Deployed) -> None:
+    with pytest.raises(PrefectHTTPStatusError, match="steps"):
+        deployed.begin("sft/default", steps="many")
+
+
+def training(deployed: Deployed) -> tuple[FlowRun, list[str]]:
+    """A run of many steps that has done the first; and its actors' processes."""
+    output = Path(deployed.output) / os.urandom(4).hex()
+    run = deployed.begin("sft/default", overrides=[*_SMALL, f"output_dir={output}"], steps=5000)
+
+    def trains() -> bool:
+        assert deployed.state(run)[0] in {"SCHEDULED", "PENDING", "RUNNING"}, deployed.state(run)
+        metrics = list(output.glob("*/metrics.jsonl"))
+        return bool(metrics) and '"step": 1' in metrics[0].read_text()
+
+    await_true("the first step", trains, 400)
+    return run, deployed.actor_processes()
+
+
+def test_cancelling_ends_the_actors_and_nothing_else(deployed: Deployed) -> None:
+    parts = deployed.record.parts
+    before = deployed.actor_processes()
+    run, during = training(deployed)
+    assert before == []
+    assert {"ray::PolicyGroup", "ray::PolicyWorkerActor"} <= {title.partition(".")[0] for title in during}
+    assert {"policy", "policy-worker-0", "collector"} <= set(deployed.actors())
+    pid = deployed.pid(run)
+    with deployed.client() as client:
+        client.set_flow_run_state(run.id, Cancelling())
+    await_true("the flow's end", lambda: gone(pid), 60)
+    await_true("the actors' end", lambda: not deployed.actor_processes(), 60)
+    await_true("Cancelled", lambda: deployed.state(run)[0] == "CANCELLED", 60)
+    assert deployed.actors() == []
+    assert deployed.record.parts == parts
+    assert all(part.alive() for part in parts.values())
+
+
+def test_a_killed_flow_is_crashed_and_its_actors_end(deployed: Deployed) -> None:
+    run, during = training(deployed)
+    assert during
+    os.kill(deployed.pid(run), signal.SIGKILL)
+    await_true("Crashed", lambda: deployed.state(run)[0] == "CRASHED", 60)
+    await_true("the actors' end", lambda: not deployed.actor_processes(), 60)
+    assert deployed.actors() == []
+
+
+def test_a_killed_worker_is_named_and_its_run_does_not_hold_the_pool(deployed: Deployed) -> None:
+    """Without its worker nobody would ever end the run, and the pool takes one at a time."""
+    run, during = training(deployed)
+    assert during
+    pid, before = deployed.pid(run), deployed.record.parts
+    os.kill(before["worker"].pid, signal.SIGKILL)
+    printed = deployed.up()
+    assert "worker: had ended by itself" in printed
+    assert gone(pid)
+    assert deployed.state(run)[0] == "CRASHED"
+    await_true("the actors' end", lambda: not deployed.actor_processes(), 60)
+    after = deployed.record.parts
+    assert (after["server"], after["ray"]) == (before["server"], before["ray"])
+    assert after["worker"].alive()
+
+
+def test_a_cron_schedule_fires(deployed: Deployed) -> None:
+    """With SQLAlchemy 2.1 the server would never create a run (its log alone says so)."""
+
+    def ticked() -> list[FlowRun]:
+        return [run for run in deployed.runs("tick/cron") if run.state_type and run.state_type.value == "COMPLETED"]
+
+    await_true("a tick", ticked, 100)
+    run = ticked()[0]
+    assert run.auto_scheduled
+    assert run.expected_start_time is not None
+    assert run.expected_start_time.second == 0
+    assert timedelta(0) <= datetime.now(UTC) - run.expected_start_time < timedelta(minutes=30)

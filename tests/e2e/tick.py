@@ -1,0 +1,8 @@
+"""A flow that does nothing, for the test that a schedule fires."""
+
+from prefect import flow
+
+
+@flow
+def tick() -> None:
+    """Nothing."""
