@@ -72,7 +72,7 @@ def claim(namespace: str, step: int, groups: int, config: AsyncConfig, replace_z
     )
 
 
-@task(name="clear", task_run_name="clear-{step}", **STAGE)
+@task(name="settle", task_run_name="clear-{step}", **STAGE)
 def settle(namespace: str, step: int, uids: Sequence[str], trained: bool, timeout_s: float) -> dict[str, float]:
     """These groups were trained on, and their rows go; or they were not, and may be claimed again.
 

@@ -158,7 +158,7 @@ class _FusedVocabParallelLogProb(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         from actors.policy import vocab_kernels
 
-        flat = targets.flatten()
+        flat = targets.flatten().contiguous()  # of one position, flatten() is a view whose rows lie apart
         real = min(max(shard.total - shard.start, 0), shard.width)
         peak, total, weighted, picked = vocab_kernels.statistics(logits.view(-1, shard.width), flat, shard.start, real, scale)
         mine = (flat >= shard.start) & (flat < shard.start + real)
