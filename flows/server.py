@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx
+import psutil
 
 from configs import settings
 from configs.base import ConfigError
@@ -102,6 +103,17 @@ def healthy(api_url: str) -> bool:
         return False
 
 
+def listens(pid: int, url: str) -> bool:
+    """Whether it is that process or a child of it that listens at the URL's port: two that start at once may both have found it free."""
+    port = int(url.removesuffix("/api").rpartition(":")[2])
+    try:
+        process = psutil.Process(pid)
+        sockets = [socket for each in (process, *process.children(recursive=True)) for socket in each.net_connections("tcp")]
+    except psutil.Error:
+        return False
+    return any(socket.status == psutil.CONN_LISTEN and socket.laddr.port == port for socket in sockets)
+
+
 def await_health(server: subprocess.Popen[bytes], api_url: str) -> None:
     """Until the server answers.
 
@@ -109,7 +121,7 @@ def await_health(server: subprocess.Popen[bytes], api_url: str) -> None:
         ConfigError: it ended, or took too long.
     """
     deadline = time.monotonic() + _START_TIMEOUT_S
-    while not healthy(api_url):
+    while not (healthy(api_url) and listens(server.pid, api_url)):
         if server.poll() is not None:
             raise ConfigError(f"the Prefect server ended with code {server.returncode}; run `prefect server start` to see why")
         if time.monotonic() > deadline:

@@ -127,7 +127,10 @@ class Up:
 
     def _await_server(self) -> None:
         if SERVER in self._record.parts:
-            self._record.await_true(SERVER, "to answer", lambda: server.healthy(self.api_url), _START_TIMEOUT_S)
+            part = self._record.parts[SERVER]
+            self._record.await_true(
+                SERVER, "to answer", lambda: server.healthy(self.api_url) and server.listens(part.pid, part.address), _START_TIMEOUT_S
+            )
 
     def _start_ray(self) -> None:
         part, configured = self._record.parts.get(RAY), settings.ray_address()

@@ -1,0 +1,59 @@
+"""Whose server answers: two that start at once may both have found the same port free."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from configs.base import ConfigError
+from flows import server
+
+
+class Healthy(http.server.BaseHTTPRequestHandler):
+    """Answers as a healthy server does."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Silent."""
+
+
+@pytest.fixture
+def foreign() -> Iterator[str]:
+    """The API URL of a healthy server of this process."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as httpd:
+        threading.Thread(target=httpd.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{httpd.server_address[1]}/api"
+        httpd.shutdown()
+
+
+def test_a_foreign_server_on_the_port_is_not_taken_for_ours(foreign: str) -> None:
+    assert server.healthy(foreign)
+    assert server.listens(os.getpid(), foreign)
+    ours = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.5); raise SystemExit(3)"])
+    assert not server.listens(ours.pid, foreign)
+    with pytest.raises(ConfigError, match="ended with code 3"):
+        server.await_health(ours, foreign)
+
+
+def test_a_taken_port_is_passed_over(foreign: str) -> None:
+    taken = int(foreign.removesuffix("/api").rpartition(":")[2])
+    assert server.free_port(taken) != taken
+
+
+def test_a_configured_server_that_does_not_answer_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"no Prefect server answers at http://127\.0\.0\.1:1/api"):
+        server.check_configured("http://127.0.0.1:1/api")
+
+
+def test_an_address_of_another_machine() -> None:
+    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.200"):
+        server.free_port(0, "192.0.2.200")
