@@ -29,7 +29,7 @@ from tests.conftest import ROOT
 from tests.e2e.deployed import Deployed, gone
 from tests.e2e.tick import tick
 
-DEPLOYMENT = "grpo/sync"  # the one that the tests run to its end
+DEPLOYMENT = "grpo/async"  # the one that the tests run to its end
 SHORT = [
     "steps=3", "validate_every=2", "model.hidden_size=64", "model.num_attention_heads=2", "model.num_key_value_heads=1",
     "model.intermediate_size=96", "model.num_hidden_layers=2", "environment.validation_size=12",

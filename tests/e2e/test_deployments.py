@@ -33,7 +33,7 @@ from tests.e2e.deployed import Deployed, await_true, gone
 
 pytestmark = pytest.mark.slow
 
-STAGES = ("rollout", "ref-logprob", "advantage", "train", "refit", "clear")
+STAGES = ("claim", "ref-logprob", "advantage", "train", "refit", "clear")
 _SMALL = [
     "model.hidden_size=64",
     "model.num_attention_heads=2",
@@ -58,10 +58,11 @@ def test_a_deployment_runs_to_completed(deployed: Deployed, watched: tuple[FlowR
         shown = artifacts(client, run)
     states = {task.name: task.state_name for task in found}
     assert {states[f"{stage}-{step}"] for stage in STAGES for step in (1, 2)} == {"Completed"}
-    assert "rollout-3" not in states  # `steps` of the form is what counts, not the recipe's
-    assert {"grpo-progress", "grpo-metrics", "grpo-reward", "grpo-summary"} <= set(shown)
+    assert states["rollout"] == "Completed"
+    assert "claim-3" not in states  # `steps` of the form is what counts, not the recipe's
+    assert {"grpo-progress", "grpo-rollout", "grpo-metrics", "grpo-reward", "grpo-summary"} <= set(shown)
     assert shown["grpo-progress"] == 100
-    assert str(shown["grpo-reward"]).startswith("data:image/png;base64,")
+    assert str(shown["grpo-reward"]).startswith("data:image/svg+xml;base64,")
 
 
 def test_nothing_of_the_run_is_left(deployed: Deployed, watched: tuple[FlowRun, str]) -> None:

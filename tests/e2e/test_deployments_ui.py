@@ -33,7 +33,7 @@ def test_the_page_of_a_flow_run(deployed: Deployed, watched: tuple[FlowRun, str]
     page.open(f"{deployed.url}/runs/flow-run/{run.id}", run.name, "Completed", "launch-actors")
     page.screenshot(tmp_path / "flow-run.png")
     page.click("Task Runs")
-    page.shows("rollout-2", "advantage-2", "train-2", "refit-2", "clear-2")
+    page.shows("claim-2", "advantage-2", "train-2", "refit-2", "clear-2")
     page.click("Artifacts")
     page.shows("PROGRESS", "grpo-progress", "IMAGE", "grpo-reward", "grpo-metrics", "grpo-summary")
     page.screenshot(tmp_path / "artifacts.png")
@@ -45,7 +45,7 @@ def test_the_pages_of_progress_and_plot(deployed: Deployed, watched: tuple[FlowR
         ids = {artifact.key: artifact.id for artifact in client.read_artifacts(artifact_filter=of_run)}
     page.open(f"{deployed.url}/artifacts/artifact/{ids['grpo-progress']}", "grpo-progress", "2 of 2 steps", "100%")
     page.open(f"{deployed.url}/artifacts/artifact/{ids['grpo-reward']}", "grpo-reward")
-    plots = "Math.max(0, ...[...document.querySelectorAll('img')].filter(e => e.src.startsWith('data:image/png')).map(e => e.naturalWidth))"
+    plots = "Math.max(0, ...[...document.querySelectorAll('img')].filter(e => e.src.startsWith('data:image/svg')).map(e => e.naturalWidth))"
     deadline = time.monotonic() + 30
     while page.evaluate(plots) < 300:  # pixels of a picture that the browser could decode
         assert time.monotonic() < deadline

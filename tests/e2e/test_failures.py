@@ -54,9 +54,9 @@ def processes_with(mark: str) -> list[str]:
     return found
 
 
-def start_command(tmp_path: Path, mark: str, *overrides: str) -> subprocess.Popen[str]:
+def start_command(flow: str, tmp_path: Path, mark: str, *overrides: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "flows.grpo", *SHORT, f"output_dir={tmp_path}", *overrides],
+        [sys.executable, "-m", f"flows.{flow}", f"output_dir={tmp_path}", *overrides],
         cwd=ROOT,
         env=settings.child_environment(GRPO_TEST_MARK=mark, PREFECT_HOME=str(tmp_path / "prefect"), PREFECT_API_URL=""),
         stdout=subprocess.PIPE,
@@ -84,7 +84,7 @@ def killed() -> Iterator[list[str]]:
 
 def test_a_killed_command_leaves_no_process(tmp_path: Path, killed: list[str]) -> None:
     mark = uuid.uuid4().hex
-    command = start_command(tmp_path, mark, "steps=500")
+    command = start_command("grpo", tmp_path, mark, *SHORT, "steps=500")
     assert command.stdout is not None
     for line in command.stdout:
         if line.startswith("step 1/"):
@@ -113,7 +113,9 @@ def test_a_dead_engine_ends_the_run_with_its_name(run_flow: Callable[..., Run], 
 
 def test_the_command_runs_and_leaves_no_process(tmp_path: Path) -> None:
     mark = uuid.uuid4().hex
-    command = start_command(tmp_path, mark, "steps=1")
+    command = start_command(
+        "sft", tmp_path, mark, "steps=1", "model.num_hidden_layers=1"
+    )  # the same command line, and no engine to wait for
     output, _ = command.communicate(timeout=300)
     assert command.returncode == 0, output
     assert "Prefect UI: http://127.0.0.1:" in output
