@@ -47,6 +47,8 @@ class Collector:
     ) -> None:
         self._config, self._namespace, self._engines = config, namespace, engines
         self._encoder = PromptEncoder(model_path, config.environment.system_prompt)
+        # One for the thread that generates without pause: tokenizers raise "Already borrowed" when two threads encode.
+        self._rollout_encoder = PromptEncoder(model_path, config.environment.system_prompt)
         self._environment = build(config.environment, config.seed)
         self._scorer = ray.get_actor(environment, namespace=namespace)
         self._stream = PromptStream(self._environment, config.seed)
@@ -171,11 +173,11 @@ class Collector:
         return EnginePool(self._namespace, self._engines, timeout_s=self._config.generation.timeout_s, recover=recover)
 
     def _new_scoring(self) -> Scoring:
-        return Scoring(self._scorer, self._encoder, self._plane, self._partition, self._config.generation.timeout_s)
+        return Scoring(self._scorer, self._rollout_encoder, self._plane, self._partition, self._config.generation.timeout_s)
 
     def _draw(self) -> tuple[str, Problem, list[int]]:
         ((uid, problem),) = self._stream.draw(1)
-        return uid, problem, self._encoder.prompt(problem)
+        return uid, problem, self._rollout_encoder.prompt(problem)
 
     def _group(self, weight_version: int) -> PromptGroup:
         uid, problem, prompt = self._draw()
