@@ -104,10 +104,13 @@ def test_artifacts(finished: Run) -> None:
 
 
 def test_events(finished: Run) -> None:
-    named = {"name": [events.STEP_COMPLETED, events.REFIT_COMPLETED]}
+    wanted = {
+        "event": {"name": [events.STEP_COMPLETED, events.REFIT_COMPLETED]},
+        "resource": {"id": [f"grpo.run.{finished.flow_run_id}"]},
+    }
     with get_client(sync_client=True) as client:
-        answer = client.request("POST", "/events/filter", json={"filter": {"event": named}, "limit": 100})
-    found = [event for event in answer.json()["events"] if event["resource"]["prefect.resource.id"] == f"grpo.run.{finished.flow_run_id}"]
+        answer = client.request("POST", "/events/filter", json={"filter": wanted})
+    found = answer.json()["events"]
     steps = sorted((event["event"], event["payload"]["step"]) for event in found)
     assert steps == [(name, step) for name in (events.REFIT_COMPLETED, events.STEP_COMPLETED) for step in (1, 2, 3)]
     assert all(f"prefect.flow-run.{finished.flow_run_id}" in json.dumps(event["related"]) for event in found)

@@ -163,7 +163,7 @@ def watched(server: str, ray_session: None, tmp_path_factory: pytest.TempPathFac
                 publisher.update(step, runs.step_metrics(step))
                 publisher.samples(step, "train", [runs.Said("2 + 2", f"answer {step}", "4", 1.0)])
                 events.step_completed("grpo", step, runs.step_metrics(step) | {"loss": float("nan")})
-                time.sleep(1.0)  # long enough for an update in place
+                time.sleep(4.0)  # for an update in place, and for Ray's log monitor, which reads the files of the whole session
             events.refit_completed(4, {"weight_version": 4.0, "refit_s": 0.1, "bytes": 1e6})
             events.promoted("tiny", {"parent": None, "metrics": {"accuracy": 0.5}})
             raise ActorGoneError("engine-7 died")

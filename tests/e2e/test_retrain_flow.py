@@ -133,7 +133,8 @@ def test_the_event_carries_the_lineage(nights: Nights) -> None:
     with get_client(sync_client=True) as client:
         while True:
             query = EventFilter(event=EventNameFilter(name=["model.promoted"])).model_dump(mode="json")
-            found = client._client.post("/events/filter", json={"filter": query}).json()["events"]
+            events = client._client.post("/events/filter", json={"filter": query}).json()["events"]
+            found = [event for event in events if event["payload"].get("data_hash") == nights.promotion.data_hash]
             if found:
                 break
             assert time.monotonic() < deadline, "no event model.promoted"

@@ -106,7 +106,7 @@ def group_of(address: DataPlaneAddress, model: Path) -> Iterator[Callable[[str],
             config = PolicyConfig(
                 parallel=LAYOUTS[layout],
                 device="cpu",
-                timeout_s=60,
+                timeout_s=180,  # four workers start at once on two shared cores
                 batching={"micro_batch_size": 2},
                 recompute_logprobs="always",
                 loss={"kl_coef": 0.1},
