@@ -158,12 +158,13 @@ def watched(server: str, ray_session: None, tmp_path_factory: pytest.TempPathFac
             actor = ray.remote(Stub).options(name="engine-7", namespace=NAMESPACE, num_cpus=0).remote([])
             ray.get(actor.say.remote("hello", "WARNING 11-21 the cache is small"))
             ray.get(actor.say.remote(*(f"line {n}" for n in range(500))))
+            time.sleep(4.0)  # Ray reads stderr before stdout: in one batch with the 500 lines the words would be the oldest, and left out
             actor.die.remote("the last words")
             for step in range(1, 5):
                 publisher.update(step, runs.step_metrics(step))
                 publisher.samples(step, "train", [runs.Said("2 + 2", f"answer {step}", "4", 1.0)])
                 events.step_completed("grpo", step, runs.step_metrics(step) | {"loss": float("nan")})
-                time.sleep(4.0)  # for an update in place, and for Ray's log monitor, which reads the files of the whole session
+                time.sleep(2.0)  # for an update in place, and for Ray's log monitor, which reads the files of the whole session
             events.refit_completed(4, {"weight_version": 4.0, "refit_s": 0.1, "bytes": 1e6})
             events.promoted("tiny", {"parent": None, "metrics": {"accuracy": 0.5}})
             raise ActorGoneError("engine-7 died")
