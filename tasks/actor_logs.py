@@ -5,7 +5,9 @@
     flow run's log ◄── every 2 s: "[engine-0] ..." ◄── the last lines of each actor ◄───────────────┘
 
 Ray's stream rather than a handler in each actor: it carries what libraries write past Python's logging, costs a step no call, covers
-and all nodes. What an actor writes to stderr as it dies may be missing: Ray's own log files have it. Per actor the newest 50 lines of each 2 s are shown, and how many were left out.
+and all nodes.
+What an actor writes to stderr as it dies may be missing: Ray's own log files have it.
+Per actor the newest 50 lines of each 2 s are shown, and how many were left out.
 """
 
 from __future__ import annotations
