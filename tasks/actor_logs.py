@@ -79,6 +79,9 @@ class ActorLogs:
         self._thread = threading.Thread(target=copy_context().run, args=(self._work,), name="actor-logs", daemon=True)
 
     def __enter__(self) -> Self:
+        if ray.util.client.ray.is_connected():
+            self._log.warning("the actors' lines are not shown: a ray:// client has no link to Ray's log stream; join by host:port")
+            return self
         self._subscriber = GcsLogSubscriber(address=global_worker.gcs_client.address)  # type: ignore[attr-defined]
         self._subscriber.subscribe()
         self._thread.start()
@@ -87,7 +90,8 @@ class ActorLogs:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._until = time.monotonic() + (0.0 if kind is None else _LAST_WORDS_S)
         self._ending.set()
-        self._thread.join(10)
+        if self._thread.is_alive():
+            self._thread.join(10)
 
     def _work(self) -> None:
         try:
