@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import ray
+import ray.util.client
 from prefect.logging import get_run_logger
 from ray._private.state import state as gcs_state
 from ray._private.worker import global_worker
@@ -79,7 +80,7 @@ class ActorLogs:
         self._thread = threading.Thread(target=copy_context().run, args=(self._work,), name="actor-logs", daemon=True)
 
     def __enter__(self) -> Self:
-        if ray.util.client.ray.is_connected():
+        if ray.util.client.ray.is_connected():  # type: ignore[no-untyped-call]
             self._log.warning("the actors' lines are not shown: a ray:// client has no link to Ray's log stream; join by host:port")
             return self
         self._subscriber = GcsLogSubscriber(address=global_worker.gcs_client.address)  # type: ignore[attr-defined]
