@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import ray
+import ray.util.client
 from prefect.logging import get_run_logger
 from ray._private.state import state as gcs_state
 from ray._private.worker import global_worker
@@ -81,6 +82,9 @@ class ActorLogs:
         self._thread = threading.Thread(target=copy_context().run, args=(self._work,), name="actor-logs", daemon=True)
 
     def __enter__(self) -> Self:
+        if ray.util.client.ray.is_connected():  # type: ignore[no-untyped-call]
+            self._log.warning("the actors' lines are not shown: a ray:// client has no link to Ray's log stream; join by host:port")
+            return self
         self._subscriber = GcsLogSubscriber(address=global_worker.gcs_client.address)  # type: ignore[attr-defined]
         self._subscriber.subscribe()
         self._thread.start()
@@ -89,7 +93,8 @@ class ActorLogs:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._until = time.monotonic() + (0.0 if kind is None else _LAST_WORDS_S)
         self._ending.set()
-        self._thread.join(10)
+        if self._thread.is_alive():
+            self._thread.join(10)
 
     def _work(self) -> None:
         try:
