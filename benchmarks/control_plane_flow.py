@@ -20,13 +20,13 @@ from prefect import flow
 import actors.policy.group
 import tasks.launch
 from actors.data_plane.connect import DataPlaneAddress, connect
-from actors.data_plane.meta import KVBatchMeta
+from actors.data_plane.meta import KVBatchMeta, mint_key
 from actors.data_plane.metrics import OperationUsage
 from actors.generation.types import WeightUpdate
 from actors.policy.executors import Request
 from actors.policy.group import PolicyGroup
-from actors.rollout.assemble import TRAIN_FIELDS, group_meta
-from actors.rollout.collector import Rollout, Sample, Validation
+from actors.rollout.assemble import ROLLOUT_FIELDS, TRAIN_FIELDS
+from actors.rollout.samples import Rollout, Sample, Validation
 from configs.run import RunConfig
 from flows.grpo import grpo
 from flows.grpo_session import GrpoSession
@@ -55,13 +55,24 @@ class StubCollector:
         return "stub"
 
     def rollout(self, step: int, weight_version: int) -> Rollout:
-        group = self._rollout.responses_per_prompt
-        tags: list[dict[str, Any]] = [{"reward": float(row % 3 == 0), "response_length": 5, "truncated": False} for row in range(group)]
-        metas = [
-            group_meta("train", "rollout", weight_version, f"basic_arithmetic-{step}-{prompt}", [20] * group, tags)
-            for prompt in range(self._rollout.prompts_per_step)
-        ]
-        meta = KVBatchMeta.concat(metas).with_fields("input_ids", "token_mask", "sample_mask", "generation_logprobs")
+        rows = [(f"basic_arithmetic-{step}-{prompt}", row) for prompt in range(self._rollout.prompts_per_step)
+                for row in range(self._rollout.responses_per_prompt)]  # fmt: skip
+        meta = KVBatchMeta(
+            partition_id="train",
+            task_name="rollout",
+            keys=tuple(mint_key(weight_version, uid, row) for uid, row in rows),
+            sequence_lengths=(20,) * len(rows),
+            tags=tuple(
+                {
+                    "prompt_uid": uid,
+                    "weight_version": weight_version,
+                    "reward": float(row % 3 == 0),
+                    "response_length": 5,
+                    "truncated": False,
+                }
+                for uid, row in rows
+            ),
+        ).with_fields(*ROLLOUT_FIELDS)
         _compute("rollout", step)
         return Rollout(
             meta=meta, samples=(Sample(prompt="p", response="r", answer="a", reward=0.0, weight_version=0),) * self._shown, metrics={}

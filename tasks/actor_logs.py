@@ -4,10 +4,9 @@
                                                                                                     │ subscribed, as Ray's own driver does
     flow run's log ◄── every 2 s: "[engine-0] ..." ◄── the last lines of each actor ◄───────────────┘
 
-Ray's stream rather than a handler in each actor: it carries what libraries write past Python's logging, costs a step no call, covers
-and all nodes.
-What an actor writes to stderr as it dies may be missing: Ray's own log files have it.
-Per actor the newest 50 lines of each 2 s are shown, and how many were left out.
+Ray's stream rather than a handler in each actor: it carries what libraries write past Python's logging, costs a step no call, and covers
+all nodes and the last words of an actor that died. Per actor the newest 50 lines of each 2 s on stdout and on stderr are shown, and how
+many were left out: progress on the one does not push an error off the other.
 """
 
 from __future__ import annotations
@@ -34,26 +33,26 @@ _LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 40}
 
 
 class LineBuffer:
-    """The newest lines of each actor since the last `take`. Pure; one thread."""
+    """The newest lines of each actor and stream since the last `take`. Pure; one thread."""
 
     def __init__(self, most_lines: int = _MOST_LINES) -> None:
         self._most = most_lines
-        self._lines: dict[str, deque[str]] = {}
-        self._left_out: Counter[str] = Counter()
+        self._lines: dict[tuple[str, bool], deque[str]] = {}
+        self._left_out: Counter[tuple[str, bool]] = Counter()
 
-    def add(self, actor: str, lines: list[str]) -> None:
+    def add(self, actor: str, lines: list[str], stderr: bool = False) -> None:
         """More lines, oldest first; blank ones do not count."""
-        kept = self._lines.setdefault(actor, deque(maxlen=self._most))
+        kept = self._lines.setdefault((actor, stderr), deque(maxlen=self._most))
         for line in lines:
             if line.strip():
-                self._left_out[actor] += len(kept) == self._most
+                self._left_out[actor, stderr] += len(kept) == self._most
                 kept.append(line)
 
     def take(self) -> list[tuple[int, str]]:
-        """(level, text) of each line to log, actor by actor; what was left out comes first. Empties the buffer."""
+        """(level, text) of each line to log, stream by stream; what was left out comes first. Empties the buffer."""
         taken = []
-        for actor, lines in self._lines.items():
-            if missing := self._left_out[actor]:
+        for (actor, stderr), lines in self._lines.items():
+            if missing := self._left_out[actor, stderr]:
                 taken.append((30, f"[{actor}] ... {missing} lines left out; Ray's log directory has all"))
             taken += [(level(line), f"[{actor}] {line}") for line in lines]
         self._lines, self._left_out = {}, Counter()
@@ -112,7 +111,7 @@ class ActorLogs:
 
     def _take(self, data: dict[str, Any] | None) -> None:
         if data is not None and data["job"] == self._job:
-            self._buffer.add(self._name(data), data["lines"])
+            self._buffer.add(self._name(data), data["lines"], data["is_err"])
 
     def _flush(self) -> None:
         for number, text in self._buffer.take():

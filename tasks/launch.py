@@ -130,10 +130,11 @@ def launch(config: RunConfig, model_path: str, namespace: str) -> RunActors:
     with _starting(namespace, config, config.generation.timeout_s) as start:
         # The engine takes longest, so it goes first.
         engines = names.engines(config.generation.num_engines)
-        _start_engines(start.handles, config, model_path, namespace, engines, _processes(config, engines=True))
+        _start_engines(start.handles, config, model_path, namespace, engines, _side_by_side(config, config.generation.num_engines))
         start.actor(names.ENVIRONMENT, EnvironmentActor, config.environment, config.seed)
         address = start.data_plane()
-        start.policy(model_path, config.rollout.temperature, longest_sample(config, model_path), _processes(config))
+        processes = _side_by_side(config, config.policy.parallel.world_size)
+        start.policy(model_path, config.rollout.temperature, longest_sample(config, model_path), processes)
         if config.mode == "async":
             start.replay(config, address)
         start.actor(names.COLLECTOR, Collector, config, model_path, namespace, engines, names.ENVIRONMENT, address, threads=4)
@@ -163,10 +164,9 @@ def launch_engines(config: EvaluateConfig, namespace: str) -> EvaluationActors:
     """
     with _starting(namespace, config, config.generation.timeout_s) as start:
         total = len(config.models) * config.generation.num_engines
-        found = {
-            label: _start_engines(start.handles, config, path, namespace, names.engines(config.generation.num_engines, label), total)
-            for label, path in config.models.items()
-        }
+        found = {label: names.engines(config.generation.num_engines, label) for label in config.models}
+        for label, path in config.models.items():
+            _start_engines(start.handles, config, path, namespace, found[label], total)
     return EvaluationActors(found, start.ready)
 
 
@@ -232,21 +232,19 @@ def stop(namespace: str, address: DataPlaneAddress | None = None) -> None:
 
 
 def _start_engines(
-    handles: dict[str, Any], config: RunConfig | EvaluateConfig, model_path: str, namespace: str, found: list[str], processes: int
-) -> list[str]:
+    handles: dict[str, Any], config: RunConfig | EvaluateConfig, model_path: str, namespace: str, engines: list[str], processes: int
+) -> None:
     engine, ends = engine_actor_class(), end_token_ids(model_path)
     options = _computing(processes)
-    for index, name in enumerate(found):
+    for index, name in enumerate(engines):
         handles[name] = engine.options(name=name, namespace=namespace, **options).remote(
             config.generation, model_path, config.seed + index, ends
         )
-    return found
 
 
-def _processes(config: RunConfig, engines: bool = False) -> int:
-    """Actors that compute at the same time as an engine or a policy worker, itself included."""
-    counts = {True: config.generation.num_engines, False: config.policy.parallel.world_size}
-    return sum(counts.values()) if config.mode == "async" else counts[engines]
+def _side_by_side(config: RunConfig, own: int) -> int:
+    """Actors that compute at the same time: `own`, which are of one kind, or engines and policy workers together."""
+    return config.generation.num_engines + config.policy.parallel.world_size if config.mode == "async" else own
 
 
 def _computing(processes: int) -> dict[str, Any]:

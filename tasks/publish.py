@@ -2,7 +2,7 @@
 
     update, samples ──► rows in memory ──► every 2 s, a thread of its own ──► <flow>-progress, -metrics, -samples
          (µs)                                  └─ every 20 s ──► <flow>-<picture>
-    finish: what is left, then <flow>-summary, <flow>-report
+    finish: what is left, then <flow>-summary
 
 An artifact costs 15 ms and a picture 30, so a step only notes what there is to show. What is published is always the newest state: a write
 that failed (the server was away) is made good by the next one, and the log counts it. Any other error ends the run, at its next step.

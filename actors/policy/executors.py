@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from ray.dag import InputNode, MultiOutputNode
@@ -51,21 +51,11 @@ class Request:
         return pickle.dumps(run(pickle.loads(packed)), pickle.HIGHEST_PROTOCOL)
 
 
-class Worker(Protocol):
-    """What an executor needs of a worker actor."""
-
-    def execute(self, packed: bytes) -> bytes:
-        """Run the request's method: `Request.answer`."""
-
-    def ping(self) -> None:
-        """Return at once."""
-
-
 class PlainExecutor:
     """An actor call per worker.
 
     Args:
-        replicas: worker actors by name, one mapping per data-parallel replica.
+        replicas: worker actors by name, one mapping per data-parallel replica. An actor answers `execute(packed)` and `ping()`.
         timeout_s: longest wait for one call.
     """
 

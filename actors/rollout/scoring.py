@@ -64,7 +64,7 @@ class Scoring:
     def written(self, wait_s: float) -> list[Written]:
         """Write the groups that have been scored, after waiting for the first up to `wait_s` seconds.
 
-        Groups that are there together share one put: it costs 25 ms for 64 groups of 8 short responses, and 64 puts cost 250 ms.
+        Groups that are there together share one put: with short responses a put costs more than its bytes.
 
         Raises:
             ActorGoneError, ActorTimeoutError: the environment died, or a verifier is stuck. DataPlaneError: nothing was written.
