@@ -24,8 +24,8 @@ down:  ## stop what `make up` started, and nothing else
 doctor:  ## what is found, what is missing, and the command that fixes it
 	@$(PY) -m flows.doctor $(ARGS)
 
-test: setup  ## the whole suite
-	@$(PY) -m pytest $(ARGS)
+test: setup  ## the whole suite, in two processes (tests/conftest.py says what stays together)
+	@$(PY) -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 gpu-check:  ## on a machine with a GPU and the `gpu` extra (PY=python3 when it is installed elsewhere)
 	@$(PY) -m pytest -p no:cacheprovider tests/gpu $(ARGS)

@@ -16,6 +16,7 @@ settings.set_for_process(PREFECT_API_URL="")  # else the prefect.toml of a `make
 import ray  # noqa: E402  (after the settings: they are read at import)
 
 ROOT = Path(__file__).parent.parent
+SHARED = ("deployed", "twins", "engine", "results")  # fixtures of the session that take long
 
 # The machines are shared: how long an example takes says nothing about the code.
 hypothesis.settings.register_profile("shared", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -39,11 +40,18 @@ def ray_session() -> Iterator[None]:
     ray.shutdown()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """GPU tests are skipped where there is no GPU; the whole runs come last, after the parts that they are made of."""
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """GPU tests are skipped where there is no GPU; whole runs come after the parts that they are made of.
+
+    `make test` runs two processes: files are the units, and tests that share something expensive stay together. The longest come first there,
+    so that both processes end at about the same time.
+    """
     import torch
 
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-    items.sort(key=lambda item: "e2e" in item.path.parts)
+        shared = next((name for name in SHARED if name in getattr(item, "fixturenames", ())), None)
+        item.add_marker(pytest.mark.xdist_group(shared or item.path.name))
+    items.sort(key=lambda item: "e2e" in item.path.parts, reverse=hasattr(config, "workerinput"))
