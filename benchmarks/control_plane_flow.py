@@ -112,7 +112,7 @@ class StubWorker:
         return dict.fromkeys(("loss", "kl", "grad_norm", "clip_fraction", "logprob_error/mean", "logprob_error/max"), 0.1)
 
     def setup(self) -> dict[str, Any]:
-        return {"device": "stub", "parameters": 0, "optimizer": "stub"}
+        return {"device": "stub", "parameters": 0, "optimizer": "stub", "cuda_graphs": False}
 
     def data_plane_usage(self) -> dict[str, OperationUsage]:
         return {}
