@@ -88,7 +88,9 @@ class GrpoSession(Session[RunConfig]):
     def validate(self, step: int) -> None:
         """Validation accuracy and reward after `step` steps; the first one is "before"."""
         with self.time("validate") as timer:
-            found = validate(self.namespace, str(step), self.weight_version, self.config.generation.timeout_s)
+            answers = validate.submit(self.namespace, str(step), self.weight_version, self.config.generation.timeout_s)
+            self.finish_last_step()
+            found = answers.result()
         self._validations[step] = found
         self.show_samples(step, "before" if step == 0 else "after" if step == self.config.steps else "validation", found.samples)
         values = {"accuracy/validation": found.accuracy, "reward/validation": found.reward, "time/validate": timer.seconds}

@@ -33,8 +33,8 @@ class GrpoStep(Step):
 
     def rollout(self) -> KVBatchMeta:
         """Sample responses, score them, store them."""
-        with self._timed("rollout"):
-            result = rollout(self._run.namespace, self.number, self._run.weight_version, self._config.generation.timeout_s)
+        timeout_s = self._config.generation.timeout_s
+        result = self._first("rollout", rollout.submit(self._run.namespace, self.number, self._run.weight_version, timeout_s))
         self._written = result.meta
         self._run.show_samples(self.number, "train", result.samples)
         return result.meta
@@ -72,10 +72,15 @@ class GrpoStep(Step):
         return result.meta
 
     def refit(self) -> None:
-        """The new weights into the engines."""
-        config, run = self._config, self._run
+        """The new weights into the engines, when training is done."""
+        run, timeout_s = self._run, self._config.policy.timeout_s
+        assert self._training is not None
+        refitting = refit.submit(
+            run.namespace, str(self.number), run.actors.engines, run.weight_updates, timeout_s, wait_for=[self._training]
+        )
+        self.wait_for_training()
         with self._timed("refit"):
-            result = refit(run.namespace, str(self.number), run.actors.engines, run.weight_updates, config.policy.timeout_s)
+            result = refitting.result()
         run.weight_version = int(result["weight_version"])
         self.metrics |= {"refit_bytes": result["bytes"], "refit_pause_s": result["pause_s"]}
         events.refit_completed(self.number, result)
@@ -91,9 +96,8 @@ class AsyncGrpoStep(GrpoStep):
     def claim(self) -> KVBatchMeta:
         """Take groups that are young enough, waiting for them."""
         config = self._config
-        with self._timed("claim"):
-            groups, rules = config.rollout.prompts_per_step, config.asynchronous
-            result = claim(self._run.namespace, self.number, groups, rules, config.rollout.dynamic_sampling)
+        groups, rules = config.rollout.prompts_per_step, config.asynchronous
+        result = self._first("claim", claim.submit(self._run.namespace, self.number, groups, rules, config.rollout.dynamic_sampling))
         self._uids = result.uids
         self.metrics |= result.metrics | {"idle/trainer_s": self.metrics["time/claim"]}
         self._run.show_samples(self.number, "train", result.samples)

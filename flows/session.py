@@ -1,7 +1,8 @@
 """A run around a flow's loop: start-up and tear-down, timing, metrics, and what a person sees. The loops are in grpo.py, sft.py and so on.
 
 Session.__enter__   run directory ─► model files ─► preflight ─► Ray ─► actors
-Session.running     one step: stages are timed, metrics written, the step's keys cleared (also when a stage raised)
+Session.running     one step: stages are timed, the step's keys cleared (also when a stage raised); its metrics are written beside
+                    the next step's first stage
 Session.__exit__    summary and report; every actor of the run ends
 
 GrpoSession (grpo_session.py), SftSession (sft_session.py) and EvaluateSession (evaluate_session.py) add what is their flow's own.
@@ -73,6 +74,7 @@ class Session[C: BaseConfig](ABC):
         self.seconds: dict[str, float] = defaultdict(float)
         self._tokens = 0.0
         self._steps_done = 0
+        self._unfinished: tuple[Step, float] | None = None
         self._status: Literal["completed", "failed", "cancelled"] = "failed"
         self._error: str | None = None
         self._started = time.monotonic()
@@ -140,6 +142,12 @@ class Session[C: BaseConfig](ABC):
             if not issubclass(kind, Exception):
                 self._status = "cancelled"
         with self._stack:  # the actors end even when the report cannot be written
+            try:
+                self.finish_last_step()
+            except Exception:
+                if kind is None:
+                    raise
+                get_run_logger().warning("the last complete step could not be closed", exc_info=True)
             summary = self._summarise()
             summary.write(self.directory)
             write_report(self.directory)
@@ -150,19 +158,26 @@ class Session[C: BaseConfig](ABC):
 
     @contextmanager
     def running[S: Step](self, step: S) -> Iterator[S]:
-        """The stages of one step. Its metrics are written at the end; its keys are cleared even when a stage raised."""
+        """The stages of one step. Its keys are cleared even when a stage raised; `finish_last_step` does the rest."""
         started = time.monotonic()
         try:
             yield step
+            step.wait_for_training()
         except BaseException:
             try:
                 step.clear()
             except Exception:  # noqa: BLE001  (the stage's own error is the one to raise)
                 get_run_logger().warning("step %d: its keys could not be cleared", step.number, exc_info=True)
             raise
+        self._unfinished = step, time.monotonic() - started
+
+    def finish_last_step(self) -> None:
+        """See that the keys of the step before are gone, and write its metrics. Call beside the next stage, whichever that is."""
+        if self._unfinished is None:
+            return
+        (step, seconds), self._unfinished = self._unfinished, None
         step.clear()
         step.metrics |= step.data_plane()
-        seconds = time.monotonic() - started
         step.metrics |= {"time/step": seconds, "tokens_per_s": step.metrics["tokens"] / seconds}
         self._tokens += step.metrics["tokens"]
         self._steps_done = step.number

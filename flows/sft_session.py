@@ -25,8 +25,8 @@ class SftStep(Step):
 
     def batch(self) -> KVBatchMeta:
         """The next samples, tokenised and stored."""
-        with self._timed("batch"):
-            result = supervised_batch(self._run.namespace, self.number, self._run.config.data_plane.timeout_s)
+        timeout_s = self._run.config.data_plane.timeout_s
+        result = self._first("batch", supervised_batch.submit(self._run.namespace, self.number, timeout_s))
         self._written = result.meta
         self.metrics["dropped_samples"] = result.dropped
         return result.meta
@@ -77,7 +77,9 @@ class SftSession(Session[SftConfig]):
     def validate(self, step: int) -> float:
         """The loss on the held-out samples after `step` steps."""
         with self.time("validate") as timer:
-            loss = validation_loss(self.namespace, step, self.config.policy.timeout_s)
+            answer = validation_loss.submit(self.namespace, step, self.config.policy.timeout_s)
+            self.finish_last_step()
+            loss = answer.result()
         self._losses[step] = loss
         values = {"loss/validation": loss, "time/validate": timer.seconds}
         self.record(step, values)
@@ -88,6 +90,7 @@ class SftSession(Session[SftConfig]):
     def checkpoint(self, step: int) -> None:
         """The weights after `step` steps, which were just validated, as a Hugging Face directory; `hf` points to the best so far."""
         assert self._checkpoints is not None
+        self.finish_last_step()
         with self.time("checkpoint") as timer:
             checkpoint(self.namespace, step, str(self._checkpoints.path(step)), self.config.policy.timeout_s)
             self._checkpoints.add(step, self._losses[step])

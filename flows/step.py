@@ -1,9 +1,9 @@
 """One step of any flow: its stages are Prefect tasks, which get their arguments here and are timed.
 
-A task run costs some milliseconds before and after its work. Those of a stage that another one needs not wait for hide behind it:
+A task run costs some milliseconds before and after its work. They hide behind what goes on beside it:
 
-    rollout ─┬► logprob ─► ref_logprob ─┬► train ─┬► refit ─┬► next step          (the policy group takes its calls one by one)
-             └► advantage ──────────────┘         └► clear ─┘
+    rollout ─┬► logprob ─► ref_logprob ─┬► train ─┬► refit ─┬► rollout            (the policy group takes its calls one by one)
+             └► advantage ──────────────┘         └► clear ─┴► metrics written    (of this step, beside the next one's rollout)
 """
 
 from __future__ import annotations
@@ -34,20 +34,26 @@ class Step:
         self._run, self.number = run, number
         self._written: KVBatchMeta | None = None
         self._before_train: dict[str, PrefectFuture[Any]] = {}
+        self._training: PrefectFuture[dict[str, float]] | None = None
         self._clearing: PrefectFuture[dict[str, float]] | None = None
         self._trained = False
         self.metrics: dict[str, float] = {}
 
     def train(self, batch: KVBatchMeta) -> None:
-        """Optimizer steps on the batch, when the stages before it are done. Its samples are cleared beside what the step still does."""
+        """Optimizer steps on the batch, when the stages before it are done."""
         timeout_s, before = self._run.config.policy.timeout_s, list(self._before_train.values())
-        training = train.submit(self._run.namespace, self.number, quote(batch), self._run.flow, timeout_s, wait_for=before)
+        self._training = train.submit(self._run.namespace, self.number, quote(batch), self._run.flow, timeout_s, wait_for=before)
+
+    def wait_for_training(self) -> None:
+        """What training reported; the step's samples are cleared beside what the step still does."""
+        if self._training is None or self._trained:
+            return
         for stage, future in self._before_train.items():
             seconds = (future.result() or {}).get("logprob_s", 0.0)  # None: skipped
             self.metrics[f"time/{stage}"] = seconds
             self._run.seconds[stage] += seconds
         with self._timed("train"):
-            self.metrics |= training.result()
+            self.metrics |= self._training.result()
         self._trained = True
         self._begin_clear()
 
@@ -67,6 +73,12 @@ class Step:
         if self._clearing is None and self._written is not None:
             timeout_s = self._run.config.data_plane.timeout_s
             self._clearing = clear.submit(self._run.namespace, self.number, quote(self._written), timeout_s)
+
+    def _first[R](self, stage: str, future: PrefectFuture[R]) -> R:
+        """The result of the step's first stage; what is left of the step before is done meanwhile."""
+        with self._timed(stage):
+            self._run.finish_last_step()
+            return future.result()
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:

@@ -44,8 +44,8 @@ def ray_session() -> Iterator[None]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """GPU tests are skipped where there is no GPU; whole runs come after the parts that they are made of.
 
-    `make test` runs two processes: files are the units, and tests that share something expensive stay together. The longest come first there,
-    so that both processes end at about the same time.
+    `make test` runs two processes: files are the units, and tests that share something expensive stay together. There the longest come
+    first, so that both processes end at about the same time.
     """
     import torch
 
