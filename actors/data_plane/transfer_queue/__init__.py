@@ -7,12 +7,14 @@
     run.py         start, stop: the actors of one run         connection.py  sockets, deadlines, a watch on the actors
     plane.py       TransferQueuePlane: what a put means       requests.py    one coroutine per request to TransferQueue
     sampler.py     the order of claims, in the controller     records.py     a partition's schema and column types
-    storage.py     values as blocks, in the storage units
+    storage.py     values as blocks, in the storage units     processes.py   those actors
+    lean.py        the library's import, without torch's compiler
 
 `transfer_queue.init()` would share one controller per Ray cluster: two runs would see each other and die together. So the
-actors are made here from TransferQueue's own classes, named in the run's namespace, owned by the process that calls `start`.
+actors are made here of TransferQueue's own classes, named in the run's namespace, owned by the process that calls `start`.
 """
 
+import actors.data_plane.transfer_queue.lean  # noqa: F401  (before what imports the library)
 from actors.data_plane.transfer_queue.plane import TransferQueuePlane
 from actors.data_plane.transfer_queue.run import start, stop
 

@@ -6,14 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import ray
-from transfer_queue.controller import TransferQueueController
-from transfer_queue.storage.simple_storage import SimpleStorageUnit
 
 from actors.data_plane.connect import DataPlaneAddress, Endpoint
 from actors.data_plane.interface import DataPlaneError, DataPlaneGoneError
 from actors.data_plane.transfer_queue.connection import CONTROLLER, disconnect, find, require_ray
-from actors.data_plane.transfer_queue.sampler import FirstWrittenSampler
-from actors.data_plane.transfer_queue.storage import keep_blocks
+from actors.data_plane.transfer_queue.processes import Controller, StorageUnit
 from actors.waiting import ActorGoneError, ActorTimeoutError, wait, wait_all
 from configs.run import DataPlaneConfig
 
@@ -29,28 +26,20 @@ _owned: dict[str, list[Any]] = {}  # namespace -> actor handles; Ray ends a non-
 def start(namespace: str, config: DataPlaneConfig) -> DataPlaneAddress:
     """Start one run's queue. Its actors end with `stop`, or with this process: this module holds their only handles.
 
-    Storage is not bounded as a whole; `register_partition` bounds each partition.
-
     Raises:
         DataPlaneError: no Ray cluster attached, the namespace has a data plane already, or the Prometheus port is taken.
         DataPlaneGoneError: an actor died or was not ready within 300 s.
     """
     require_ray()
-    environment = {"env_vars": _ACTOR_ENV}
-    options = {"namespace": namespace, "num_cpus": 0, "scheduling_strategy": "SPREAD", "runtime_env": environment}
-    storage = {"num_data_storage_units": config.num_storage_units, "total_storage_size": None}
+    options = {"namespace": namespace, "num_cpus": 0, "scheduling_strategy": "SPREAD", "runtime_env": {"env_vars": _ACTOR_ENV}}
     actors: dict[str, Any] = {}
     try:
-        # Polling mode: without it a claim that must wait would put the controller itself to sleep.
-        controller = TransferQueueController.options(name=CONTROLLER, **options)
-        actors[CONTROLLER] = controller.remote(sampler=FirstWrittenSampler, polling_mode=True)
+        actors[CONTROLLER] = ray.remote(Controller).options(name=CONTROLLER, **options).remote()
         for unit in range(config.num_storage_units):
             name = STORAGE.format(unit)
-            actors[name] = SimpleStorageUnit.options(name=name, **options).remote(config=storage)
+            actors[name] = ray.remote(StorageUnit).options(name=name, **options).remote(config.num_storage_units)
         answers = {name: actor.get_zmq_server_info.remote() for name, actor in actors.items()}
         servers = wait_all(answers, what=f"start the data plane of {namespace!r}", timeout_s=_START_S)
-        blocks = {name: actor.__ray_call__.remote(keep_blocks) for name, actor in actors.items() if name != CONTROLLER}
-        wait_all(blocks, what=f"prepare the storage of {namespace!r}", timeout_s=_START_S)
         metrics = None if config.prometheus_port is None else _start_metrics(actors, servers, config.prometheus_port)
     except ValueError as error:
         _kill(actors.values())
@@ -77,22 +66,13 @@ def _start_metrics(actors: dict[str, Any], servers: dict[str, Any], port: int) -
     """TransferQueue's Prometheus exporter in the controller; it collects from the storage units. Returns "host:port"."""
     for name, actor in actors.items():  # an exporter is what makes a storage unit time its requests
         chosen = port if name == CONTROLLER else 0
-        endpoint = wait(actor.__ray_call__.remote(_serve_on_loopback, chosen), who=name, what="start its metrics", timeout_s=_START_S)
+        endpoint = wait(actor.serve_metrics.remote(chosen), who=name, what="start its metrics", timeout_s=_START_S)
         if name == CONTROLLER:
             metrics: str = endpoint
     units = {name: server for name, server in servers.items() if name != CONTROLLER}
     register = actors[CONTROLLER].register_storage_units_for_metrics.remote(units)
     wait(register, who=CONTROLLER, what="register the storage units for metrics", timeout_s=_START_S)
     return metrics
-
-
-def _serve_on_loopback(actor: Any, port: int) -> Any:
-    # The library serves on the node's address; metrics are for this machine, unless a person forwards them.
-    node, actor._node_ip = actor._node_ip, "127.0.0.1"
-    try:
-        return actor.start_metrics(port=port)
-    finally:
-        actor._node_ip = node
 
 
 def _kill(handles: Iterable[Any]) -> None:

@@ -30,11 +30,6 @@ def parse(text: bytes) -> Sequence[int]:
     return array("q", text)
 
 
-def keep_blocks(unit: Any) -> None:
-    """Give a storage unit, before its first put, a container of blocks."""
-    unit.storage_data = BlockData(unit.storage_data.storage_size)
-
-
 class Block:
     """Rows of one column, one after another.
 
