@@ -28,7 +28,12 @@ class ParallelConfig(StrictModel):
 
     def row_multiple(self, device: str) -> int:
         """What a row's tokens are padded to, to divide among ranks; on CUDA into multiples of 8, for tensor cores."""
-        return (8 if device.startswith("cuda") else 1) * self.tensor * self.context
+        return (8 if device.startswith("cuda") else 1) * self.tensor * self.sequence_multiple
+
+    @property
+    def sequence_multiple(self) -> int:
+        """What each sequence of a packed row is padded to: context parallelism deals two slices of it to every rank."""
+        return 2 * self.context if self.context > 1 else 1
 
 
 class OptimizerConfig(StrictModel):

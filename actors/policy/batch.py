@@ -34,7 +34,8 @@ class MicroBatch:
         rows: numbers of the real sequences in the plan's meta; empty: padding only. lengths: their tokens.
         totals: [2] float32, response tokens and samples of the whole batch: denominators of losses. A tensor, for a captured graph reads
             those of each batch.
-        boundaries: packed: [S + 1] int32, where each sequence's slot in the row begins, then T to the end; padded: None.
+        boundaries: packed: [S + ceil(T / L)] int32, where each slot of the row begins, then T to the end: a slot per sequence, and the
+            rest of the row in slots of its own. None is longer than L. padded: None.
         index: packed: [S, L] int64, the position in the row of each token that has a log-probability, else 0; padded: None.
         advantages: [S] float32 or None. The three log-probability columns: [S, L] float32 or None.
     """
@@ -118,11 +119,13 @@ def _micro_batch(columns: Columns, part: MicroBatchPlan, packed: bool, totals: t
 
 def _row(ids: Sequence[torch.Tensor], part: MicroBatchPlan, lengths: tuple[int, ...]) -> dict[str, torch.Tensor]:
     """The packed row [1, T], its slots, and where the loss finds each token."""
-    total = part.shape[1]
-    # What follows the last sequence belongs to its slot; slots that no sequence fills are empty ones at the end.
-    slots = (part.starts or (0,)) + (total,) * (part.sequences + 1 - max(len(part.starts), 1))
+    total, longest = part.shape[1], part.longest
+    # From the last sequence on a slot begins every `longest` tokens: attention kernels work to the longest slot that they are told of.
+    filled = part.starts or (0,)
+    slots = (*filled, *range(filled[-1] + longest, total, longest))
+    slots += (total,) * (part.sequences + -(-total // longest) - len(slots))
     input_ids = torch.zeros(1, total, dtype=torch.int64)
-    index = torch.zeros(part.sequences, part.longest, dtype=torch.int64)
+    index = torch.zeros(part.sequences, longest, dtype=torch.int64)
     for i, (row, start, length) in enumerate(zip(part.rows, part.starts, lengths, strict=True)):
         if length > slots[i + 1] - start:
             raise ValueError(f"column 'input_ids': a row of {length} tokens, but the plan gave it {slots[i + 1] - start} in the packed row")

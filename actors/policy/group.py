@@ -184,7 +184,13 @@ class PolicyGroup:
 
     def _over_replicas(self, method: str, meta: KVBatchMeta, *arguments: Any) -> dict[str, float]:
         parallel = self._config.parallel
-        plan = plan_batch(meta, self._config.batching, data_parallel=parallel.data, align=self._row_multiple)
+        plan = plan_batch(
+            meta,
+            self._config.batching,
+            data_parallel=parallel.data,
+            align=self._row_multiple,
+            sequence_align=parallel.sequence_multiple,
+        )
         results: list[list[Any]] = self._executor.run([Request(method, (shard, *arguments)) for shard in plan.shards])
         metrics: dict[str, float] = results[0][0]  # equal on all ranks
         return metrics | {"padding_waste": 1 - plan.token_efficiency} if method == "train_step" else metrics

@@ -315,7 +315,7 @@ class PolicyWorker:
 
         def forward_step(iterator: Any, model: Any) -> tuple[torch.Tensor, Any]:
             b = next(iterator)
-            visible = packed_inputs(b.boundaries, b.input_ids.shape[1], thd=self._thd)
+            visible = packed_inputs(b.boundaries, b.input_ids.shape[1], b.token_mask.shape[1], thd=self._thd)
             output = model(input_ids=b.input_ids, position_ids=b.position_ids, output_processor=self._token_logprobs, **visible)
             return output, functools.partial(after, b)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -107,29 +108,38 @@ def test_a_packed_token_sees_itself_and_what_precedes_it_in_its_slot(slots: list
         assert hidden[0, 0, query].logical_not().nonzero()[:, 0].tolist() == list(range(start, query + 1))
 
 
-def test_slots_without_sequences_are_empty_and_the_last_one_takes_the_rest() -> None:
-    meta, columns = tiny.batch(0, VOCAB, rows=3)
-    (plan,) = plain_plan(meta, "packed", at_once=2, align=4)
-    total = plan.micro_batches[0].shape[1]
-    batches = build(columns, plan, CPU)
-    starts = plan.micro_batches[0].starts
-    assert [batch.boundaries.tolist() for batch in batches] == [[0, starts[1], total], [0, total, total, total], [0, total, total, total]]  # type: ignore[union-attr]
-    assert packed_inputs(None, total, thd=False)["attention_mask"] is None
+@given(cases())
+def test_slots_cover_the_row_and_none_is_longer_than_the_longest(case: tuple[ShardPlan, dict[str, list[torch.Tensor]]]) -> None:
+    plan, columns = case
+    for part, batch in zip(plan.micro_batches, build(columns, plan, CPU), strict=True):
+        if not plan.packed:
+            assert batch.boundaries is None
+            continue
+        assert batch.boundaries is not None
+        slots = batch.boundaries.tolist()
+        assert len(slots) == part.sequences + -(-part.shape[1] // part.longest), "by the shapes alone"
+        assert (slots[0], slots[-1]) == (0, part.shape[1])
+        assert tuple(slots[: len(part.starts)]) == part.starts
+        assert all(0 <= stop - start <= part.longest for start, stop in pairwise(slots))
 
 
-def save_thd_inputs(rank: int, boundaries: torch.Tensor, length: int, path: Path) -> None:
-    inputs = packed_inputs(boundaries, length, thd=True)
+def test_rows_that_are_not_packed_have_no_mask_of_their_own() -> None:
+    assert packed_inputs(None, 16, 16, thd=False) == {"attention_mask": None, "packed_seq_params": None}
+
+
+def save_thd_inputs(rank: int, boundaries: torch.Tensor, length: int, longest: int, path: Path) -> None:
+    inputs = packed_inputs(boundaries, length, longest, thd=True)
     torch.save(inputs | {"packed_seq_params": vars(inputs["packed_seq_params"])}, path)
 
 
 @pytest.mark.slow
 def test_transformer_engine_gets_the_same_boundaries(tmp_path: Path) -> None:
     boundaries = torch.tensor([0, 3, 8, 8], dtype=torch.int32)
-    processes.run(save_thd_inputs, (boundaries, 8, tmp_path / "inputs.pt"), 1)  # there Megatron is imported already
+    processes.run(save_thd_inputs, (boundaries, 8, 5, tmp_path / "inputs.pt"), 1)  # there Megatron is imported already
     inputs = torch.load(tmp_path / "inputs.pt")
     assert inputs["attention_mask"] is None
     params = inputs["packed_seq_params"]
-    assert (params["qkv_format"], params["max_seqlen_q"], params["max_seqlen_kv"]) == ("thd", 8, 8)
+    assert (params["qkv_format"], params["max_seqlen_q"], params["max_seqlen_kv"]) == ("thd", 5, 5)
     assert torch.equal(params["cu_seqlens_q"], boundaries)
     assert torch.equal(params["cu_seqlens_kv"], boundaries)
 
