@@ -120,8 +120,8 @@ def plan_batch(meta: KVBatchMeta, batching: BatchingConfig, *, data_parallel: in
         sequence_align: packed: every sequence's slot divides by it, as context parallelism needs; it divides `align`.
 
     Raises:
-        ValueError: alignments that do not divide, an empty batch, rows that do not divide by the ranks, lengths or tags that are missing, a sequence longer
-            than the token budget, or a batch that fits no bucket.
+        ValueError: alignments that do not divide, an empty batch, rows that do not divide by the ranks, lengths or tags that are
+            missing, a sequence longer than the token budget, or a batch that fits no bucket.
     """
     n = len(meta)
     name = meta.task_name or "batch"
