@@ -43,8 +43,9 @@ class Step:
         timeout_s, before = self._run.config.policy.timeout_s, list(self._before_train.values())
         training = train.submit(self._run.namespace, self.number, quote(batch), self._run.flow, timeout_s, wait_for=before)
         for stage, future in self._before_train.items():
-            seconds = (future.result() or {}).get("logprob_s", 0.0)  # None: skipped
-            self.metrics[f"time/{stage}"] = seconds
+            result = dict(future.result() or {})  # None: skipped
+            seconds = result.pop("logprob_s", 0.0)
+            self.metrics |= result | {f"time/{stage}": seconds}
             self._run.seconds[stage] += seconds
         with self._timed("train"):
             self.metrics |= training.result()

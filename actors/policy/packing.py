@@ -9,9 +9,16 @@ boundaries 0 3 5 5 (T = 5)     mask   a . . . .        THD   cu_seqlens 0 3 5 5
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
+
+from actors.policy.batch import MicroBatch
+
+# Transformer Engine's attention gets dense rows of whole tiles only. In a replayed backward pass over other rows cuDNN's kernel reads
+# past its tensors: NaN gradients, illegal memory accesses (H200, torch 2.11; TE refuses them for cuDNN <= 9.15, TE pull 2344).
+DENSE_MULTIPLE = 128
 
 
 def takes_thd(model: torch.nn.Module) -> bool:
@@ -47,6 +54,22 @@ def packed_inputs(boundaries: torch.Tensor | None, length: int, longest: int, *,
         )
         return {"attention_mask": None, "packed_seq_params": params}
     return {"attention_mask": block_diagonal_mask(boundaries, length), "packed_seq_params": None}
+
+
+def rows_as_slots(b: MicroBatch) -> MicroBatch:
+    """Padded rows [B, T] as the slots of one packed row [1, B * T], unless T is a multiple of DENSE_MULTIPLE; packed rows as they are."""
+    size, length = b.input_ids.shape
+    if b.boundaries is not None or length % DENSE_MULTIPLE == 0:
+        return b
+    device = b.input_ids.device
+    places = torch.arange(size * length, device=device).view(size, length)
+    return dataclasses.replace(
+        b,
+        input_ids=b.input_ids.reshape(1, -1),
+        position_ids=b.position_ids.reshape(1, -1),
+        boundaries=torch.arange(0, size * length + 1, length, dtype=torch.int32, device=device),
+        index=torch.nn.functional.pad(places[:, 1:], (1, 0)),
+    )
 
 
 def block_diagonal_mask(boundaries: torch.Tensor, length: int) -> torch.Tensor:

@@ -17,7 +17,7 @@ from actors.data_plane.memory import MemoryPlane
 from actors.data_plane.sharding import ShardPlan
 from actors.policy.batch import MicroBatch, build
 from actors.policy.fetch import ColumnReader
-from actors.policy.packing import block_diagonal_mask, packed_inputs
+from actors.policy.packing import DENSE_MULTIPLE, block_diagonal_mask, packed_inputs, rows_as_slots
 from configs.policy import ParallelConfig, PolicyConfig
 from tests.actors.policy import processes, tiny
 from tests.actors.policy.plans import MODES, plain_plan
@@ -127,6 +127,31 @@ def test_rows_that_are_not_packed_have_no_mask_of_their_own() -> None:
     assert packed_inputs(None, 16, 16, thd=False) == {"attention_mask": None, "packed_seq_params": None}
 
 
+@pytest.mark.parametrize("mode", ["padded", "dynamic"])
+def test_rows_become_slots_and_outputs_come_to_the_same_sequences(mode: str) -> None:
+    meta, columns = tiny.batch(0, VOCAB, rows=5)
+    (plan,) = plain_plan(meta, mode)
+    for rows in build(columns, plan, CPU):
+        slots = rows_as_slots(rows)
+        size, length = rows.input_ids.shape
+        assert slots.boundaries is not None
+        assert slots.boundaries.tolist() == [length * row for row in range(size + 1)]
+        assert torch.equal(slots.input_ids.view(size, length), rows.input_ids)
+        assert torch.equal(slots.position_ids.view(size, length), rows.position_ids)
+        output = torch.rand(2, size, length)
+        output[:, :, 0] = 0  # as token_logprobs has it; in one row, only the first
+        flat = output.clone()
+        flat[:, 1:, 0] = 9
+        assert torch.equal(slots.per_sequence(flat.view(2, 1, -1)), rows.per_sequence(output))
+        assert rows_as_slots(slots) is slots
+
+
+def test_rows_of_whole_tiles_stay_dense() -> None:
+    meta, columns = tiny.batch(0, VOCAB, rows=4)
+    (plan,) = plain_plan(meta, "padded", align=DENSE_MULTIPLE)
+    assert all(rows_as_slots(rows) is rows for rows in build(columns, plan, CPU))
+
+
 def save_thd_inputs(rank: int, boundaries: torch.Tensor, length: int, longest: int, path: Path) -> None:
     inputs = packed_inputs(boundaries, length, longest, thd=True)
     torch.save(inputs | {"packed_seq_params": vars(inputs["packed_seq_params"])}, path)
@@ -142,6 +167,14 @@ def test_transformer_engine_gets_the_same_boundaries(tmp_path: Path) -> None:
     assert (params["qkv_format"], params["max_seqlen_q"], params["max_seqlen_kv"]) == ("thd", 5, 5)
     assert torch.equal(params["cu_seqlens_q"], boundaries)
     assert torch.equal(params["cu_seqlens_kv"], boundaries)
+
+
+def test_columns_of_different_lengths_are_refused() -> None:
+    meta, columns = tiny.batch(0, VOCAB, rows=2)
+    (plan,) = plain_plan(meta, "padded")
+    columns["token_mask"][1] = columns["token_mask"][1][:-1]
+    with pytest.raises(ValueError, match=r"'token_mask': a row of \d+ tokens, but its input_ids are \d+"):
+        build(columns, plan, CPU)
 
 
 @pytest.mark.parametrize(("mode", "message"), [("padded", "promised at most 16"), ("packed", "the plan gave it 12")])
