@@ -127,6 +127,9 @@ class PolicyConfig(StrictModel):
         for name in needed:
             if not getattr(self.batching, name):
                 raise ValueError(f"{named}: without batching.{name} every batch has a shape of its own, and a graph has one: set them")
+        multiple = self.parallel.row_multiple("cuda")
+        if uneven := [bucket for bucket in self.batching.token_buckets if bucket % multiple]:
+            raise ValueError(f"{named}: batching.token_buckets: {uneven[0]} does not divide by {multiple}, as rows on a GPU must here")
         if len(self.batching.token_buckets) > _MOST_LENGTHS:
             raise ValueError(
                 f"{named}: {len(self.batching.token_buckets)} batching.token_buckets are more than the {_MOST_LENGTHS} lengths whose "
