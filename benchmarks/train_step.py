@@ -90,10 +90,13 @@ def main() -> None:
     speedups = ratios(rows)
     best = max(row["train_tflops"] for row in rows)
     detail = {
-        "shape": options.shape, "matrix_tflops": round(peak, 1), "best_share_of_matrix": round(best / peak, 4),
-        "smallest_ratio_at_any_size": min(speedups.values(), default=None), "ratios": {f"{mode} {tokens}/{length}": ratio for (mode, tokens, length), ratio in speedups.items()},
+        "shape": options.shape,
+        "matrix_tflops": round(peak, 1),
+        "best_share_of_matrix": round(best / peak, 4),
+        "smallest_ratio_at_any_size": min(speedups.values(), default=None),
+        "ratios": {f"{mode} {tokens}/{length}": ratio for (mode, tokens, length), ratio in speedups.items()},
         "rows": rows,
-    }  # fmt: skip
+    }
     value = min((ratio for (_, tokens, _), ratio in speedups.items() if tokens <= SMALL), default=None)
     print(json.dumps({"name": "train_step", "value": value, "unit": "eager / graphs", "detail": detail}))
 
