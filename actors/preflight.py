@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from actors.environments import Environment, Problem, Split, build
+from actors.policy import memory
 from actors.policy.hf import check_model_dir, head_dim
 from actors.policy.scratch import write_scratch_model
 from actors.rollout.prompts import Problems, PromptEncoder
@@ -55,6 +56,7 @@ def check(config: RunConfig, model_path: str) -> None:
     shape = check_model_dir(model_path)
     check_head_size(shape)
     check_layout(config.policy.parallel, shape)
+    check_memory(config, memory.ModelShape.of(shape))
     encoder = load_encoder(model_path, config.environment.system_prompt, shape)
     _check_prompts(config, encoder, build(config.environment, config.seed), int(shape.max_position_embeddings))
 
@@ -93,6 +95,51 @@ def check_layout(parallel: ParallelConfig, shape: Any) -> None:
         if total % parts:
             field = "pipeline" if "layers" in name else "tensor"
             raise ConfigError(f"policy.parallel.{field}: {parts} does not divide the model's {name} ({total})")
+
+
+def planned_memory(config: BaseRunConfig, shape: memory.ModelShape | None = None) -> dict[str, memory.Parts]:
+    """Bytes on a GPU, by part, of a policy worker and of an engine. Empty when the policy is to be on a CPU.
+
+    Args:
+        shape: of the model; default: what `model.path` or the recipe says.
+
+    Raises:
+        ConfigError: `model.path` cannot be read.
+    """
+    if config.policy.device == "cpu":
+        return {}
+    if shape is None:
+        path = config.model.path
+        shape = memory.ModelShape.of_scratch(config.model) if path is None else memory.ModelShape.of(check_model_dir(path))
+    if not isinstance(config, RunConfig):
+        return {"policy worker": memory.policy_memory(shape, config.policy, shape.context)}
+    longest = min(shape.context, config.generation.max_model_len or shape.context)
+    return {
+        "policy worker": memory.policy_memory(shape, config.policy, longest),
+        "engine": memory.engine_memory(shape, config.generation),
+    }
+
+
+def check_memory(config: BaseRunConfig, shape: memory.ModelShape) -> None:
+    """A worker and an engine fit a GPU of this machine, both at once where there is only one. Nothing is checked without a GPU.
+
+    Raises:
+        ConfigError: they do not; with the sizes, and what to change.
+    """
+    capacity = memory.gpu_capacity() if torch.cuda.is_available() else None
+    planned = planned_memory(config, shape)
+    if capacity is None or not planned:
+        return
+    worker, engine = planned["policy worker"], planned.get("engine")
+    advice = "take fewer tokens per micro-batch (policy.batching), or more GPUs (policy.parallel)"
+    memory.check_fits(worker, capacity, "policy: a worker", advice)
+    if engine is not None:
+        advice = "lower generation.kv_cache_gib, or raise generation.tensor_parallel_size"
+        memory.check_fits(engine, capacity, "generation: an engine", advice)
+    if engine is not None and torch.cuda.device_count() == 1:
+        both = {f"worker's {name}": size for name, size in memory.resident(worker).items()}
+        both |= {f"engine's {name}": size for name, size in engine.items()}
+        memory.check_fits(both, capacity, "policy and generation on one GPU", "lower generation.kv_cache_gib, or take a second GPU")
 
 
 def load_encoder(model_path: str, system_prompt: str | None, shape: Any) -> PromptEncoder:

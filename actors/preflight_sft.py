@@ -7,7 +7,8 @@ from pathlib import Path
 
 from actors.environments import Split
 from actors.policy.hf import check_model_dir
-from actors.preflight import check_layout, load_encoder, scratch_model
+from actors.policy.memory import ModelShape
+from actors.preflight import check_layout, check_memory, load_encoder, scratch_model
 from actors.rollout.examples import build_problems
 from actors.rollout.prompts import Problems
 from actors.rollout.supervised import SampleReader, SampleTooLongError
@@ -61,6 +62,7 @@ def check_sft(config: SftConfig, model_path: str) -> SupervisedData:
     """
     shape = check_model_dir(model_path)
     check_layout(config.policy.parallel, shape)
+    check_memory(config, ModelShape.of(shape))
     encoder = load_encoder(model_path, config.data.system, shape)
     allowed = longest_allowed(config, int(shape.max_position_embeddings))
     problems = build_problems(config.data, config.seed)

@@ -1,14 +1,16 @@
-"""A policy worker's train and log-probability passes by themselves: one worker, its batch in its own memory, no Ray.
+"""A policy worker's train and log-probability passes: one worker, its batch in its own memory; eager, and by CUDA graphs.
 
 For each number of tokens in a micro-batch and each length: four micro-batches, padded (all rows of that length) and packed (lengths
-drawn from a long-tailed distribution, the longest of them this length), eager and by CUDA graphs. A train step is all of it: reading
-the columns, forward, backward, optimizer. Tokens/s count real tokens; TFLOP/s are the model's (forward and backward, from the lengths
-alone), set against a bf16 (or, on a CPU, fp32) matrix product measured in the same run. Memory is what the allocator reserved, and
-`replayed` the part of a step's micro-batches that a graph replayed.
-`value` is the best model TFLOP/s of a train step over the matrix product's.
+drawn from a long-tailed distribution, the longest of them this length). A train step is all of it: reading the columns, forward,
+backward, optimizer. Tokens/s count real tokens; TFLOP/s are the model's (forward and backward, or forward alone, from the lengths),
+set against a bf16 (or, on a CPU, fp32) matrix product measured in the same run. Memory is what the allocator reserved, and `replayed`
+the part of a step's micro-batches that a graph replayed. With --ray the worker is an actor, and the same step is called by plain actor
+calls and through the compiled Ray graph as well.
+`value` is the smallest eager / graphs time of a train step at 2,048 tokens per micro-batch or fewer (null unless both ran); `detail` has
+the smallest at any size, and the best model TFLOP/s over the matrix product's.
 
-    .venv/bin/python -m benchmarks.train_step [--shape tiny|0.5b|smollm2-135m] [--impl none full_iteration]
-        [--tokens 2048 8192] [--lengths 256 1024 4096]
+    .venv/bin/python -m benchmarks.train_step [--shape tiny|0.5b|smollm2-135m] [--impl none full_iteration] [--ray]
+        [--tokens 256 512 1024 2048 4096] [--lengths 256 1024 4096]
 """
 
 from __future__ import annotations
@@ -26,17 +28,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+from configs import settings
 
-from actors.data_plane.memory import MemoryPlane
-from actors.data_plane.meta import KVBatchMeta
-from actors.data_plane.sharding import BatchPlan, plan_batch
-from actors.policy.flops import training_flops
-from actors.policy.worker import PolicyWorker
-from configs.batching import BatchingConfig
-from configs.policy import PolicyConfig
+settings.apply_defaults()
+
+import ray  # noqa: E402  (after the settings: they are read at import)
+import torch  # noqa: E402
+
+from actors.data_plane.memory import MemoryPlane  # noqa: E402
+from actors.data_plane.meta import KVBatchMeta  # noqa: E402
+from actors.data_plane.sharding import BatchPlan, plan_batch  # noqa: E402
+from actors.policy.executors import CompiledExecutor, PlainExecutor, Request  # noqa: E402
+from actors.policy.flops import training_flops  # noqa: E402
+from actors.policy.worker import PolicyWorker  # noqa: E402
+from configs.batching import BatchingConfig  # noqa: E402
+from configs.compiled_graph import CompiledGraphConfig  # noqa: E402
+from configs.policy import PolicyConfig  # noqa: E402
 
 MICRO_BATCHES = 4
+SMALL = 2048  # tokens of a micro-batch up to which launches, and not the GPU, limit an eager step
 IMPLS, MODES = ["none", "full_iteration"], ["padded", "packed"]
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {
@@ -61,10 +71,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="0.5b" if cuda else "tiny")
     parser.add_argument("--impl", nargs="+", choices=IMPLS, default=IMPLS if cuda else IMPLS[:1], help="policy.cuda_graph.impl")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 8192] if cuda else [512], help="tokens of a micro-batch")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[256, 1024, 4096] if cuda else [32, 64, 128])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[256, 2048, 4096] if cuda else [512], help="tokens of a micro-batch")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[256] if cuda else [32, 64, 128])
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
-    parser.add_argument("--seconds", type=float, default=2.0, help="time for each measurement")
+    parser.add_argument("--seconds", type=float, default=0.4, help="time for each measurement")
+    parser.add_argument("--ray", action="store_true", help="also call the step through Ray: plain actor calls, and the compiled graph")
     options = parser.parse_args()
     peak = matrix_rate(cuda)
     print(f"matrix product: {peak:.1f} TFLOP/s")
@@ -73,11 +84,28 @@ def main() -> None:
     ]
     cases = [Case(mode, length, tokens) for tokens, mode, length in sizes]
     with tempfile.TemporaryDirectory() as directory:
-        model = write_model(Path(directory) / "model", options.shape, max(options.lengths))
+        model = write_model(Path(directory) / "model", options.shape, max(options.lengths), cuda)
+        measure = over_ray if options.ray else in_process
         rows = [row for impl in options.impl for row in measure(model, Path(directory), impl, cases, options.seconds, cuda)]
+    speedups = ratios(rows)
     best = max(row["train_tflops"] for row in rows)
-    detail = {"shape": options.shape, "matrix_tflops": round(peak, 1), "rows": rows}
-    print(json.dumps({"name": "train_step", "value": round(best / peak, 4), "unit": "model TFLOP/s / matrix TFLOP/s", "detail": detail}))
+    detail = {
+        "shape": options.shape,
+        "matrix_tflops": round(peak, 1),
+        "best_share_of_matrix": round(best / peak, 4),
+        "smallest_ratio_at_any_size": min(speedups.values(), default=None),
+        "ratios": {f"{mode} {tokens}/{length}": ratio for (mode, tokens, length), ratio in speedups.items()},
+        "rows": rows,
+    }
+    value = min((ratio for (_, tokens, _), ratio in speedups.items() if tokens <= SMALL), default=None)
+    print(json.dumps({"name": "train_step", "value": value, "unit": "eager / graphs", "detail": detail}))
+
+
+def ratios(rows: list[dict[str, Any]]) -> dict[tuple[str, int, int], float]:
+    """Eager over graphs, seconds of a train step, of each (mode, tokens, length) that ran both ways."""
+    ran = [row for row in rows if row["impl"] == IMPLS[0] or row["replayed"]]  # a CPU replays nothing
+    eager, graphs = ({(row["mode"], row["tokens"], row["length"]): row["train_ms"] for row in ran if row["impl"] == impl} for impl in IMPLS)
+    return {size: round(eager[size] / graphs[size], 3) for size in eager if size in graphs}
 
 
 @dataclass(frozen=True)
@@ -105,37 +133,89 @@ class Case:
         )
 
 
-def measure(model: Path, directory: Path, impl: str, cases: list[Case], seconds: float, cuda: bool) -> list[dict[str, Any]]:
-    """All cases with one worker."""
-    config = PolicyConfig(
-        batching=cases[0].batching(), cuda_graph={"impl": impl}, dtype="bfloat16" if cuda else "float32", recompute_logprobs="always"
-    )
-    plane = MemoryPlane()
-    worker = PolicyWorker(config, str(model), 0, f"file://{directory}/rendezvous-{impl}", plane, seed=0, temperature=1.0)
-    worker.setup()
-    rows = []
-    for number, case in enumerate(cases):
-        plan = batch(plane, case, f"case-{number}")
-        shard = plan.shards[0]
-        if cuda:
-            worker.drop_graphs()  # the case before
+class Bench:
+    """One worker with batches in its own memory; `execute` and `ping` are what an executor wants of an actor."""
+
+    def __init__(self, model: str, rendezvous: str, impl: str, batching: BatchingConfig, cuda: bool) -> None:
+        config = PolicyConfig(
+            batching=batching, cuda_graph={"impl": impl}, dtype="bfloat16" if cuda else "float32", recompute_logprobs="always"
+        )
+        self._model, self._impl, self._cuda, self._plane = model, impl, cuda, MemoryPlane()
+        self._worker = PolicyWorker(config, model, 0, rendezvous, self._plane, seed=0, temperature=1.0)
+        self._worker.setup()
+        self._cases = 0
+
+    def measure(self, case: Case, seconds: float) -> dict[str, Any]:
+        """The row of a case, without Ray; calls through `execute` are of this case from now on."""
+        self._cases += 1
+        plan = batch(self._plane, case, f"case-{self._cases}")
+        self._shard = shard = plan.shards[0]
+        if self._cuda:
+            self._worker.drop_graphs()  # the case before
             gc.collect()
             torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-        train = median_seconds(functools.partial(worker.train, shard, "grpo"), seconds)
-        replays = worker.train(shard, "grpo").get("cuda_graph/replays", 0.0) / len(shard.micro_batches)
-        logprob = median_seconds(functools.partial(worker.logprob, shard, "warm_up_logprobs"), seconds)
-        gib = torch.cuda.max_memory_reserved() / 2**30 if cuda else 0.0
-        flops, real = training_flops(str(model), case.lengths()), sum(case.lengths())
-        rows.append({
-            "impl": impl, "mode": case.mode, "tokens": case.tokens, "length": case.length, "train_ms": round(train * 1e3, 1),
+        train = median_seconds(self._train, seconds)
+        metrics = self._train()
+        logprob = median_seconds(functools.partial(self._worker.logprob, shard, "warm_up_logprobs"), seconds)
+        flops, real = training_flops(self._model, case.lengths()), sum(case.lengths())
+        return {
+            "impl": self._impl, "mode": case.mode, "tokens": case.tokens, "length": case.length, "train_ms": round(train * 1e3, 1),
             "train_tokens_per_s": round(real / train), "train_tflops": round(flops / train / 1e12, 3),
-            "logprob_ms": round(logprob * 1e3, 1), "padding": round(1 - plan.token_efficiency, 3), "peak_gib": round(gib, 1),
-            "replayed": replays,
-        })  # fmt: skip
-        print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
-    worker.close()
+            "logprob_ms": round(logprob * 1e3, 1), "logprob_tflops": round(flops / 3 / logprob / 1e12, 3),
+            "padding": round(1 - plan.token_efficiency, 3), "peak_gib": round(metrics.get("gpu_memory/train_reserved_gib", 0.0), 1),
+            "replayed": metrics.get("cuda_graph/replays", 0.0) / len(shard.micro_batches),
+        }  # fmt: skip
+
+    def execute(self, packed: bytes) -> bytes:
+        """One train step."""
+        return Request.answer(packed, lambda _: self._train())
+
+    def ping(self) -> None:
+        """Return at once."""
+
+    def close(self) -> None:
+        """Leave the process group."""
+        self._worker.close()
+
+    def _train(self) -> dict[str, float]:
+        return self._worker.train(self._shard, "grpo")
+
+
+def in_process(model: Path, directory: Path, impl: str, cases: list[Case], seconds: float, cuda: bool) -> list[dict[str, Any]]:
+    """All cases with one worker of this process."""
+    bench = Bench(str(model), f"file://{directory}/rendezvous-{impl}", impl, cases[0].batching(), cuda)
+    rows = [shown(bench.measure(case, seconds)) for case in cases]
+    bench.close()
     return rows
+
+
+def over_ray(model: Path, directory: Path, impl: str, cases: list[Case], seconds: float, cuda: bool) -> list[dict[str, Any]]:
+    """All cases with one worker that is an actor: by itself, and called from here in both ways."""
+    if not ray.is_initialized():
+        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
+    actor = ray.remote(num_cpus=1, num_gpus=int(cuda))(Bench).remote(
+        str(model), f"file://{directory}/rendezvous-{impl}", impl, cases[0].batching(), cuda
+    )
+    replicas, request = [{"worker": actor}], [Request("train_step")]
+    rows = []
+    for case in cases:
+        row = ray.get(actor.measure.remote(case, seconds), timeout=300)
+        for name, executor in (
+            ("plain_ms", PlainExecutor(replicas, 300.0)),
+            ("compiled_ms", CompiledExecutor(replicas, 300.0, CompiledGraphConfig())),
+        ):
+            row[name] = round(median_seconds(functools.partial(executor.run, request), seconds) * 1e3, 1)
+            executor.close()
+        rows.append(shown(row))
+    ray.get(actor.close.remote(), timeout=60)
+    ray.kill(actor)
+    return rows
+
+
+def shown(row: dict[str, Any]) -> dict[str, Any]:
+    """The row, printed."""
+    print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+    return row
 
 
 def batch(plane: MemoryPlane, case: Case, partition: str) -> BatchPlan:
@@ -159,10 +239,11 @@ def batch(plane: MemoryPlane, case: Case, partition: str) -> BatchPlan:
 
 
 def long_tailed(longest: int, tokens: int) -> list[int]:
-    """Lognormal lengths of about `tokens` in all, clipped to 8..longest."""
+    """Lognormal lengths, clipped to 8..longest, of 0.93 to 0.97 `tokens` in all: what four rows of a quarter of `tokens` each can hold."""
     draw, lengths = random.Random(0), [longest]
-    while sum(lengths) < 0.97 * tokens - longest / 2:
-        lengths.append(int(min(max(draw.lognormvariate(0, 0.8) * longest / 5, 8), longest)))
+    while sum(lengths) < 0.93 * tokens:
+        length = int(min(max(draw.lognormvariate(0, 0.8) * longest / 5, 8), longest))
+        lengths.append(min(length, max(int(0.97 * tokens) - sum(lengths), 8)))
     return lengths
 
 
@@ -188,7 +269,7 @@ def matrix_rate(cuda: bool) -> float:
     return 2 * size**3 / median_seconds(lambda: (a @ b)[0, 0].item(), 0.5) / 1e12
 
 
-def write_model(directory: Path, shape: str, longest: int) -> Path:
+def write_model(directory: Path, shape: str, longest: int, cuda: bool) -> Path:
     """Random weights of a shape in Hugging Face format."""
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
@@ -196,7 +277,9 @@ def write_model(directory: Path, shape: str, longest: int) -> Path:
     kind = values.pop("kind")
     make, cls = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}[kind]
     torch.manual_seed(0)
-    cls(make(**values, max_position_embeddings=max(longest, 64))).to(torch.bfloat16).save_pretrained(directory)
+    with torch.device("cuda" if cuda else "cpu"):
+        model = cls(make(**values, max_position_embeddings=max(longest, 64)))
+    model.to(torch.bfloat16).save_pretrained(directory)
     return directory
 
 

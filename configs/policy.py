@@ -28,7 +28,12 @@ class ParallelConfig(StrictModel):
 
     def row_multiple(self, device: str) -> int:
         """What a row's tokens are padded to, to divide among ranks; on CUDA into multiples of 8, for tensor cores."""
-        return (8 if device.startswith("cuda") else 1) * self.tensor * self.context
+        return (8 if device.startswith("cuda") else 1) * self.tensor * self.sequence_multiple
+
+    @property
+    def sequence_multiple(self) -> int:
+        """What each sequence of a packed row is padded to: context parallelism deals two slices of it to every rank."""
+        return 2 * self.context if self.context > 1 else 1
 
 
 class OptimizerConfig(StrictModel):
@@ -122,6 +127,9 @@ class PolicyConfig(StrictModel):
         for name in needed:
             if not getattr(self.batching, name):
                 raise ValueError(f"{named}: without batching.{name} every batch has a shape of its own, and a graph has one: set them")
+        multiple = self.parallel.row_multiple("cuda")
+        if uneven := [bucket for bucket in self.batching.token_buckets if bucket % multiple]:
+            raise ValueError(f"{named}: batching.token_buckets: {uneven[0]} does not divide by {multiple}, as rows on a GPU must here")
         if len(self.batching.token_buckets) > _MOST_LENGTHS:
             raise ValueError(
                 f"{named}: {len(self.batching.token_buckets)} batching.token_buckets are more than the {_MOST_LENGTHS} lengths whose "

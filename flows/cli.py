@@ -11,9 +11,11 @@ from typing import Any
 
 from prefect.logging.handlers import PrefectConsoleHandler
 
+from actors.policy.memory import render
+from actors.preflight import planned_memory
 from configs.base import ConfigError
 from configs.loader import dump, load, recipe_names
-from configs.run import BaseConfig
+from configs.run import BaseConfig, BaseRunConfig
 from flows.evaluate_session import EvaluateSession
 from flows.grpo_session import GrpoSession
 from flows.night import Night
@@ -42,9 +44,19 @@ def main(flow: Any, arguments: list[str] | None = None) -> int:
 
 
 def plan(config: BaseConfig) -> str:
-    """The resolved configuration and the actors that a run would start."""
+    """The resolved configuration, the actors that a run would start, and what they would need of a GPU."""
     actors = "\n".join(f"  {name:<18} {what}" for name, what in SESSIONS[config.flow].planned_actors(config))
-    return f"{dump(config)}\nActors (none started by --dry-run):\n{actors}"
+    return f"{dump(config)}\nActors (none started by --dry-run):\n{actors}{_memory(config)}"
+
+
+def _memory(config: BaseConfig) -> str:
+    if not isinstance(config, BaseRunConfig):
+        return ""
+    try:
+        needs = "\n".join(f"  {name:<18} {render(parts)}" for name, parts in planned_memory(config).items())
+    except ConfigError as error:  # a dry run may come before the model
+        needs = f"  unknown: {error}"
+    return f"\nMemory of a GPU, where there is one (estimates):\n{needs}" if needs else ""
 
 
 def _run(flow: Any, options: argparse.Namespace) -> int:

@@ -49,8 +49,9 @@ class Step:
         if self._training is None or self._trained:
             return
         for stage, future in self._before_train.items():
-            seconds = (future.result() or {}).get("logprob_s", 0.0)  # None: skipped
-            self.metrics[f"time/{stage}"] = seconds
+            result = dict(future.result() or {})  # None: skipped
+            seconds = result.pop("logprob_s", 0.0)
+            self.metrics |= result | {f"time/{stage}": seconds}
             self._run.seconds[stage] += seconds
         with self._timed("train"):
             self.metrics |= self._training.result()

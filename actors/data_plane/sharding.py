@@ -107,7 +107,7 @@ class _Part(NamedTuple):
     starts: tuple[int, ...] = ()
 
 
-def plan_batch(meta: KVBatchMeta, batching: BatchingConfig, *, data_parallel: int, align: int = 8) -> BatchPlan:
+def plan_batch(meta: KVBatchMeta, batching: BatchingConfig, *, data_parallel: int, align: int = 8, sequence_align: int = 1) -> BatchPlan:
     """One plan per data-parallel rank, whose ranks carry about the same tokens.
 
     padded: every rank gets equally many rows, cut into micro-batches of one shape. dynamic: rows are grouped by length over the whole
@@ -116,12 +116,12 @@ def plan_batch(meta: KVBatchMeta, batching: BatchingConfig, *, data_parallel: in
 
     Args:
         meta: with `sequence_lengths` and a `response_length` tag per row.
-        align: every row's length in the model (packed: every sequence's, too) divides by it; context, tensor and sequence
-            parallelism need that.
+        align: every row's length in the model divides by it; tensor cores, tensor, sequence and context parallelism need that.
+        sequence_align: packed: every sequence's slot divides by it, as context parallelism needs; it divides `align`.
 
     Raises:
-        ValueError: an empty batch, rows that do not divide by the ranks, lengths or tags that are missing, a sequence longer
-            than the token budget, or a batch that fits no bucket.
+        ValueError: alignments that do not divide, an empty batch, rows that do not divide by the ranks, lengths or tags that are
+            missing, a sequence longer than the token budget, or a batch that fits no bucket.
     """
     n = len(meta)
     name = meta.task_name or "batch"
@@ -131,11 +131,15 @@ def plan_batch(meta: KVBatchMeta, batching: BatchingConfig, *, data_parallel: in
         raise ValueError(f"{name}: {n} samples do not divide by {data_parallel} data-parallel ranks")
     if len(meta.sequence_lengths) != n or len(meta.tags) != n:
         raise ValueError(f"{name}: sequence_lengths and tags are needed for each of {n} rows")
+    if align % sequence_align:
+        raise ValueError(f"sequence_align {sequence_align} does not divide align {align}")
     if wrong := [bucket for bucket in batching.token_buckets if bucket % align]:
         raise ValueError(f"token_buckets: {wrong[0]} does not divide by {align}, as a row's length in this parallel layout must")
     _check_lengths(meta, batching, align)
-    layout = {"padded": _padded, "dynamic": _dynamic, "packed": _packed}[batching.mode]
-    ranks = layout(meta.sequence_lengths, batching, data_parallel, align)
+    if batching.mode == "packed":
+        ranks = _packed(meta.sequence_lengths, batching, data_parallel, align, sequence_align)
+    else:
+        ranks = (_padded if batching.mode == "padded" else _dynamic)(meta.sequence_lengths, batching, data_parallel, align)
     tokens = sum(int(tag["response_length"]) for tag in meta.tags)
     shards = tuple(_shard(meta, parts, packed=batching.mode == "packed", global_tokens=tokens) for parts in ranks)
     loads = [sum(shard.meta.sequence_lengths) for shard in shards]
@@ -206,51 +210,50 @@ def _dynamic(lengths: Sequence[int], batching: BatchingConfig, ranks: int, align
     return [[part(runs[number]) for number in numbers] for numbers in dealt]
 
 
-def _packed(lengths: Sequence[int], batching: BatchingConfig, ranks: int, align: int) -> list[list[_Part]]:
-    sizes = [-(-length // align) for length in lengths]  # all sums below are in units of `align`
+def _packed(lengths: Sequence[int], batching: BatchingConfig, ranks: int, align: int, unit: int) -> list[list[_Part]]:
+    sizes = [-(-length // unit) for length in lengths]  # all sums below are in units of `unit` tokens
     bins = split_to(
-        *_fill(sizes, batching, ranks, align),
+        *_fill(sizes, batching, ranks, align, unit),
         cost=lambda members: sum(sizes[row] for row in members),
         halve=lambda members: (members[::2], members[1::2]),
     )
-    width = _bucket(batching.token_buckets, align * max(sum(sizes[row] for row in members) for members in bins))
+    width = _bucket(batching.token_buckets, _up(unit * max(sum(sizes[row] for row in members) for members in bins), align))
     sequences = _bucket(batching.sequence_buckets, max(map(len, bins)))
-    longest = _bucket(batching.token_buckets, align * max(sizes))
+    longest = _bucket(batching.token_buckets, _up(max(lengths), align))
 
     def part(members: list[int]) -> _Part:
         rows = sorted(members)
-        starts = accumulate((align * sizes[row] for row in rows[:-1]), initial=0) if rows else ()
+        starts = accumulate((unit * sizes[row] for row in rows[:-1]), initial=0) if rows else ()
         return _Part(rows, (1, width), sequences, longest, tuple(starts))
 
     dealt = deal([sum(lengths[row] for row in members) for members in bins], ranks)
     return [[part(bins[number]) for number in numbers] for numbers in dealt]
 
 
-def _fill(sizes: list[int], batching: BatchingConfig, ranks: int, align: int) -> tuple[Bins, int]:
+def _fill(sizes: list[int], batching: BatchingConfig, ranks: int, align: int, unit: int) -> tuple[Bins, int]:
     # Bins of rows, and how many bins there are to be.
     budget = batching.tokens_per_micro_batch
     assert budget is not None  # BatchingConfig checks it
     n = len(sizes)
-    capacity = (batching.token_buckets[-1] if batching.token_buckets else budget) // align
+    capacity = (batching.token_buckets[-1] if batching.token_buckets else budget // align * align) // unit
     most = batching.sequence_buckets[-1] if batching.sequence_buckets else n
     if batching.packing == "first_fit_decreasing":
         bins = first_fit_decreasing(sizes, capacity, most)
         return bins, _bins(len(bins), batching, n, ranks)
 
+    def level(count: int) -> Bins | None:
+        tightest = _up(unit * max(-(-sum(sizes) // count), max(sizes)), align)
+        return balanced(sizes, count, low=_bucket(batching.token_buckets, tightest) // unit, high=capacity, most=most)
+
     count = _bins(max(-(-sum(sizes) // capacity), -(-n // most)), batching, n, ranks)
-    filled = _level(sizes, count, batching, capacity, most, align)
+    filled = level(count)
     if filled is None:
         opened = best_fit_decreasing(sizes, capacity, most, n)
         assert opened is not None  # a row fits a bin by itself
         count = _bins(sum(1 for members in opened if members), batching, n, ranks)
-        filled = _level(sizes, count, batching, capacity, most, align)
+        filled = level(count)
         assert filled is not None  # best fit opens the same bins again
     return filled, count
-
-
-def _level(sizes: list[int], count: int, batching: BatchingConfig, capacity: int, most: int, align: int) -> Bins | None:
-    tightest = max(-(-sum(sizes) // count), max(sizes))
-    return balanced(sizes, count, low=_bucket(batching.token_buckets, align * tightest) // align, high=capacity, most=most)
 
 
 def _bins(least: int, batching: BatchingConfig, n: int, ranks: int) -> int:

@@ -11,9 +11,8 @@ a packed row is gathered there (`MicroBatch.per_sequence`), so losses and write-
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 
@@ -34,7 +33,8 @@ class MicroBatch:
         rows: numbers of the real sequences in the plan's meta; empty: padding only. lengths: their tokens.
         totals: [2] float32, response tokens and samples of the whole batch: denominators of losses. A tensor, for a captured graph reads
             those of each batch.
-        boundaries: packed: [S + 1] int32, where each sequence's slot in the row begins, then T to the end; padded: None.
+        boundaries: packed: [n + 1] int32, where each of n slots of the row begins, then T: a slot per sequence, then the rest of the row
+            in slots of its own; n = S + ceil(T / L) - 1 always suffices, as none is longer than L. padded: None.
         index: packed: [S, L] int64, the position in the row of each token that has a log-probability, else 0; padded: None.
         advantages: [S] float32 or None. The three log-probability columns: [S, L] float32 or None.
     """
@@ -73,40 +73,48 @@ def build(columns: Columns, plan: ShardPlan, device: torch.device) -> list[Micro
         columns: by name, one CPU tensor per row of the plan's meta; input_ids, token_mask and sample_mask at least.
 
     Raises:
-        ValueError: rows whose lengths are not those that the plan was made for.
+        ValueError: rows whose lengths are not those that the plan was made for, or differ between columns.
     """
     totals = torch.tensor([max(plan.global_tokens, 1), plan.global_sequences], dtype=torch.float32, device=device)
     return [_micro_batch(columns, part, plan.packed, totals, device) for part in plan.micro_batches]
 
 
 def _micro_batch(columns: Columns, part: MicroBatchPlan, packed: bool, totals: torch.Tensor, device: torch.device) -> MicroBatch:
-    rows = part.rows
+    # A few tensor operations per column, whatever the number of rows: a GPU waits meanwhile.
+    rows, longest = part.rows, part.longest
     lengths = tuple(len(columns["input_ids"][row]) for row in rows)
+    counts = torch.tensor(lengths, dtype=torch.int64)
+    within = torch.arange(sum(lengths)) - _each(counts.cumsum(0) - counts, counts)  # of every token, its place in its sequence
+    places = _each(torch.arange(len(rows)) * longest, counts) + within  # and in [S * L]
+
+    def joined(name: str) -> torch.Tensor:
+        values = [columns[name][row] for row in rows]
+        for value, length in zip(values, lengths, strict=True):
+            if len(value) > longest:
+                raise ValueError(f"column {name!r}: a row of {len(value)} tokens, but sequence_lengths promised at most {longest}")
+            if len(value) != length:
+                raise ValueError(f"column {name!r}: a row of {len(value)} tokens, but its input_ids are {length}")
+        return torch.cat(values) if values else torch.empty(0)
 
     def tokens(name: str, dtype: torch.dtype) -> torch.Tensor:
-        out = torch.zeros(part.sequences, part.longest, dtype=dtype)
-        for i, row in enumerate(rows):
-            value = columns[name][row]
-            if len(value) > part.longest:
-                raise ValueError(f"column {name!r}: a row of {len(value)} tokens, but sequence_lengths promised at most {part.longest}")
-            out[i, : len(value)] = value
-        return out.to(device)
+        out = torch.zeros(part.sequences * longest, dtype=dtype)
+        out[places] = joined(name).to(dtype)
+        return _to(out.view(part.sequences, longest), device)
 
     def scalars(name: str) -> torch.Tensor:
         out = torch.zeros(part.sequences)
-        for i, row in enumerate(rows):
-            out[i] = columns[name][row]
-        return out.to(device)
+        if rows:
+            out[: len(rows)] = torch.stack([columns[name][row] for row in rows])
+        return _to(out, device)
 
-    token_mask = tokens("token_mask", torch.bool)
     if packed:
-        layout = {name: tensor.to(device) for name, tensor in _row(columns["input_ids"], part, lengths).items()}
+        layout = {name: _to(tensor, device) for name, tensor in _row(joined, part, lengths, counts, within, places).items()}
     else:
         size, length = part.shape
         layout = {"input_ids": tokens("input_ids", torch.int64), "position_ids": torch.arange(length, device=device).expand(size, length)}
     return MicroBatch(
         **layout,
-        token_mask=token_mask,
+        token_mask=tokens("token_mask", torch.bool),
         sample_mask=scalars("sample_mask"),
         totals=totals,
         rows=rows,
@@ -116,18 +124,42 @@ def _micro_batch(columns: Columns, part: MicroBatchPlan, packed: bool, totals: t
     )
 
 
-def _row(ids: Sequence[torch.Tensor], part: MicroBatchPlan, lengths: tuple[int, ...]) -> dict[str, torch.Tensor]:
+def _row(
+    joined: Callable[[str], torch.Tensor],
+    part: MicroBatchPlan,
+    lengths: tuple[int, ...],
+    counts: torch.Tensor,
+    within: torch.Tensor,
+    places: torch.Tensor,
+) -> dict[str, torch.Tensor]:
     """The packed row [1, T], its slots, and where the loss finds each token."""
-    total = part.shape[1]
-    # What follows the last sequence belongs to its slot; slots that no sequence fills are empty ones at the end.
-    slots = (part.starts or (0,)) + (total,) * (part.sequences + 1 - max(len(part.starts), 1))
-    input_ids = torch.zeros(1, total, dtype=torch.int64)
-    index = torch.zeros(part.sequences, part.longest, dtype=torch.int64)
-    for i, (row, start, length) in enumerate(zip(part.rows, part.starts, lengths, strict=True)):
-        if length > slots[i + 1] - start:
-            raise ValueError(f"column 'input_ids': a row of {length} tokens, but the plan gave it {slots[i + 1] - start} in the packed row")
-        input_ids[0, start : start + length] = ids[row]
-        index[i, 1:length] = torch.arange(start + 1, start + length)
+    total, longest = part.shape[1], part.longest
+    # From the last sequence on a slot begins every `longest` tokens: attention kernels work to the longest slot that they are told of.
+    filled = part.starts or (0,)
+    slots = (*filled, *range(filled[-1] + longest, total, longest))
+    slots += (total,) * (part.sequences + -(-total // longest) - len(slots))
+    for start, stop, length in zip(part.starts, slots[1:], lengths, strict=False):
+        if length > stop - start:
+            raise ValueError(f"column 'input_ids': a row of {length} tokens, but the plan gave it {stop - start} in the packed row")
+    positions = _each(torch.tensor(part.starts, dtype=torch.int64), counts) + within
+    input_ids = torch.zeros(total, dtype=torch.int64)
+    input_ids[positions] = joined("input_ids").to(torch.int64)
+    index = torch.zeros(part.sequences * longest, dtype=torch.int64)
+    index[places] = torch.where(within > 0, positions, 0)
     boundaries = torch.tensor(slots, dtype=torch.int32)
-    position_ids = torch.cat([torch.arange(stop - start) for start, stop in pairwise(slots)])
-    return {"input_ids": input_ids, "position_ids": position_ids[None], "boundaries": boundaries, "index": index}
+    position_ids = torch.arange(total) - _each(boundaries[:-1].long(), boundaries.diff().long())
+    return {
+        "input_ids": input_ids[None],
+        "position_ids": position_ids[None],
+        "boundaries": boundaries,
+        "index": index.view(part.sequences, longest),
+    }
+
+
+def _each(values: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    return values.repeat_interleave(counts)
+
+
+def _to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    # From pageable memory: the copy is staged before the call returns, and the host does not wait for the device.
+    return tensor.to(device, non_blocking=True)

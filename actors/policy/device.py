@@ -46,6 +46,25 @@ def runtime(device: torch.device) -> AbstractContextManager[Any]:
     return _shim
 
 
+def reset_peak_memory(device: torch.device) -> None:
+    """Begin a stage whose `peak_memory` is wanted."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory(device: torch.device, stage: str) -> dict[str, float]:
+    """This worker's largest use of the GPU since `reset_peak_memory`, in GiB; nothing on a CPU.
+
+    Returns:
+        gpu_memory/<stage>_tensors_gib: of tensors outside CUDA graphs; gpu_memory/<stage>_reserved_gib: of all that torch holds there,
+        graphs' pools and cached memory included.
+    """
+    if device.type == "cpu":
+        return {}
+    sizes = {"tensors": torch.cuda.max_memory_allocated(device), "reserved": torch.cuda.max_memory_reserved(device)}
+    return {f"gpu_memory/{stage}_{name}_gib": size / 2**30 for name, size in sizes.items()}
+
+
 def is_collective_failure(error: RuntimeError) -> bool:
     """Whether NCCL or gloo raised it. Gloo's errors have no type of their own, only their source file in the message."""
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)

@@ -31,6 +31,8 @@ from actors.policy.worker_actor import Objective, PolicyWorkerActor
 from actors.waiting import wait_all
 from configs.policy import OptimizerConfig, PolicyConfig
 
+_MEMORY = "gpu_memory/"  # metrics of one worker; the largest of all is reported
+
 
 def _one_at_a_time[**P, R](method: Callable[Concatenate[PolicyGroup, P], R]) -> Callable[Concatenate[PolicyGroup, P], R]:
     """A worker can do one thing at a time, however many threads the group's actor has."""
@@ -98,8 +100,8 @@ class PolicyGroup:
         """`updates_per_step` optimizer steps (one for sft) over the batch.
 
         Returns:
-            Means over them (maxima of `/max`, sums of `cuda_graph/`), padding_waste (the part of the computed tokens that are no
-            sequence's), tokens, FLOP rate.
+            Means over them (maxima of `/max` and `gpu_memory/`, sums of `cuda_graph/`), padding_waste (the part of the computed tokens
+            that are no sequence's), tokens, FLOP rate.
 
         Raises:
             ValueError: a batch that does not divide. ActorGoneError, ActorTimeoutError: a worker is lost.
@@ -127,10 +129,10 @@ class PolicyGroup:
 
     @_one_at_a_time
     def logprob(self, meta: KVBatchMeta, column: str, reference: bool = False) -> dict[str, float]:
-        """Write the log-probabilities of the current (or reference) weights as `column`. Returns timings."""
+        """Write the log-probabilities of the current (or reference) weights as `column`. Returns logprob_s, and on CUDA gpu_memory/."""
         started = time.monotonic()
-        self._over_replicas("logprob_step", meta, column, reference)
-        return {"logprob_s": time.monotonic() - started}
+        metrics = self._over_replicas("logprob_step", meta, column, reference)
+        return {"logprob_s": time.monotonic() - started} | {name: metrics[name] for name in metrics if name.startswith(_MEMORY)}
 
     @_one_at_a_time
     def evaluate(self, meta: KVBatchMeta) -> dict[str, float]:
@@ -184,9 +186,15 @@ class PolicyGroup:
 
     def _over_replicas(self, method: str, meta: KVBatchMeta, *arguments: Any) -> dict[str, float]:
         parallel = self._config.parallel
-        plan = plan_batch(meta, self._config.batching, data_parallel=parallel.data, align=self._row_multiple)
+        plan = plan_batch(
+            meta,
+            self._config.batching,
+            data_parallel=parallel.data,
+            align=self._row_multiple,
+            sequence_align=parallel.sequence_multiple,
+        )
         results: list[list[Any]] = self._executor.run([Request(method, (shard, *arguments)) for shard in plan.shards])
-        metrics: dict[str, float] = results[0][0]  # equal on all ranks
+        metrics = _of_all([rank or {} for replica in results for rank in replica])
         return metrics | {"padding_waste": 1 - plan.token_efficiency} if method == "train_step" else metrics
 
     def _on_all(self, method: str, *arguments: Any) -> list[Any]:
@@ -205,10 +213,15 @@ def _graphs(impl: str, *, captured: bool) -> str:
     return f"CUDA graphs: {impl}" if captured else f"CUDA graphs: {impl} asked for, but the policy is on a CPU: all passes are eager"
 
 
+def _of_all(ranks: list[dict[str, float]]) -> dict[str, float]:
+    """The metrics of one call: equal on all ranks, but for the memory of each."""
+    return ranks[0] | {name: max(rank[name] for rank in ranks) for name in ranks[0] if name.startswith(_MEMORY)}
+
+
 def _over_updates(name: str, values: list[float]) -> float:
     if name.startswith("cuda_graph/"):
         return sum(values)
-    return max(values) if name.endswith("/max") else sum(values) / len(values)
+    return max(values) if name.endswith("/max") or name.startswith(_MEMORY) else sum(values) / len(values)
 
 
 def _free_port() -> int:

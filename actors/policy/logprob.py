@@ -187,6 +187,6 @@ class _FusedVocabParallelLogProb(torch.autograd.Function):
             raise RuntimeError("a second backward pass through fused log-probabilities: the first one wrote over the logits")
         ctx.spent = True
         logits, targets, log_total = ctx.saved_tensors
-        upstream = gradients[0].float().flatten()
+        upstream = gradients[0].float().flatten().contiguous()  # of one position, see above
         rows = logits.view(-1, logits.shape[-1])
         return vocab_kernels.gradient_(rows, targets, log_total, upstream, *ctx.columns, ctx.scale).view(logits.shape), None, None, None

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from megatron.core.optimizer import MegatronOptimizer, get_megatron_optimizer
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from configs.policy import OptimizerConfig
@@ -52,3 +53,14 @@ def build_optimizer(
         wd_incr_style="constant",
     )
     return optimizer, scheduler
+
+
+def clip_and_step(optimizer: MegatronOptimizer, grad_norm: float | torch.Tensor) -> None:
+    """What `optimizer.step()` does after `prepare_grads()` and `get_grad_norm()`, which it would do a second time.
+
+    Args:
+        grad_norm: what `get_grad_norm()` returned.
+    """
+    if optimizer.config.clip_grad > 0:
+        clip_grad_by_total_norm_fp32(optimizer.get_parameters(), optimizer.config.clip_grad, grad_norm)
+    optimizer.step_with_ready_grads()

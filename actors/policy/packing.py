@@ -9,9 +9,16 @@ boundaries 0 3 5 5 (T = 5)     mask   a . . . .        THD   cu_seqlens 0 3 5 5
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
+
+from actors.policy.batch import MicroBatch
+
+# Transformer Engine's attention gets dense rows of whole tiles only. In a replayed backward pass over other rows cuDNN's kernel reads
+# past its tensors: NaN gradients, illegal memory accesses (H200, torch 2.11; TE refuses them for cuDNN <= 9.15, TE pull 2344).
+DENSE_MULTIPLE = 128
 
 
 def takes_thd(model: torch.nn.Module) -> bool:
@@ -21,16 +28,16 @@ def takes_thd(model: torch.nn.Module) -> bool:
     return not any(isinstance(module, DotProductAttention) for module in model.modules())
 
 
-def packed_inputs(boundaries: torch.Tensor | None, length: int, *, thd: bool) -> dict[str, Any]:
-    """The arguments of GPTModel's forward that say which tokens see each other. Shapes depend on S and T alone.
+def packed_inputs(boundaries: torch.Tensor | None, length: int, longest: int, *, thd: bool) -> dict[str, Any]:
+    """The arguments of GPTModel's forward that say which tokens see each other. Shapes depend on S, T and L alone.
 
     Rotary positions restart at each sequence with THD. With the mask they go on through the row, as Megatron's local rotary
     embedding takes no position ids: scores depend on differences of positions only (RoPE, arXiv 2104.09864, eq. 16), and no
     pair of positions of different sequences is scored. The THD path is exercised by tests/gpu.
 
     Args:
-        boundaries: [S + 1] int32 (`MicroBatch.boundaries`); None: the rows are padded, and causality is all there is.
-        length: T, tokens of the row. thd: what `takes_thd` says of the model.
+        boundaries: `MicroBatch.boundaries`; None: the rows are padded, and causality is all there is.
+        length: T, tokens of the row. longest: L, most tokens of a slot. thd: what `takes_thd` says of the model.
 
     Returns:
         attention_mask ([1, 1, T, T] bool, True hides the key; or None) and packed_seq_params (or None).
@@ -41,12 +48,28 @@ def packed_inputs(boundaries: torch.Tensor | None, length: int, *, thd: bool) ->
         from megatron.core.packed_seq_params import PackedSeqParams
 
         # Slots, padding included, as if they were sequences: causality hides the padding, and every output is defined.
-        # T as the bound: the last slot holds the row's rest, and one bound per shape suits CUDA graphs.
+        # L as the bound: one per shape suits CUDA graphs, and the kernels' work and buffers grow with slots x bound.
         params = PackedSeqParams(
-            qkv_format="thd", cu_seqlens_q=boundaries, cu_seqlens_kv=boundaries, max_seqlen_q=length, max_seqlen_kv=length
+            qkv_format="thd", cu_seqlens_q=boundaries, cu_seqlens_kv=boundaries, max_seqlen_q=longest, max_seqlen_kv=longest
         )
         return {"attention_mask": None, "packed_seq_params": params}
     return {"attention_mask": block_diagonal_mask(boundaries, length), "packed_seq_params": None}
+
+
+def rows_as_slots(b: MicroBatch) -> MicroBatch:
+    """Padded rows [B, T] as the slots of one packed row [1, B * T], unless T is a multiple of DENSE_MULTIPLE; packed rows as they are."""
+    size, length = b.input_ids.shape
+    if b.boundaries is not None or length % DENSE_MULTIPLE == 0:
+        return b
+    device = b.input_ids.device
+    places = torch.arange(size * length, device=device).view(size, length)
+    return dataclasses.replace(
+        b,
+        input_ids=b.input_ids.reshape(1, -1),
+        position_ids=b.position_ids.reshape(1, -1),
+        boundaries=torch.arange(0, size * length + 1, length, dtype=torch.int32, device=device),
+        index=torch.nn.functional.pad(places[:, 1:], (1, 0)),
+    )
 
 
 def block_diagonal_mask(boundaries: torch.Tensor, length: int) -> torch.Tensor:

@@ -36,7 +36,7 @@ from actors.policy.hf import check_model_dir, parameter_count
 from actors.policy.logprob import VocabShard, token_logprobs
 from actors.policy.loss import Sums, grpo_loss, logprob_error, masked_sum, sft_loss
 from actors.policy.metrics import reduce_tallies, step_metrics, tally
-from actors.policy.packing import packed_inputs, takes_thd
+from actors.policy.packing import packed_inputs, rows_as_slots, takes_thd
 from configs.policy import OptimizerConfig, PolicyConfig
 
 # On the last pipeline stage: (micro-batch, [2, S, L]) -> (loss, what the step keeps of it).
@@ -147,25 +147,30 @@ class PolicyWorker:
         Returns:
             loss, entropy, grad_norm (before clipping), lr, response_tokens; for grpo also kl, clip_fraction, ratio and
             ratio/max, logprob_error/mean and /max; with policy.cuda_graph also the counts of `GraphCache` since
-            the step before, so those of log-probability passes as well.
+            the step before, so those of log-probability passes as well; on CUDA also `devices.peak_memory`.
 
         Raises:
             MissingColumnsError, DataPlaneError: the columns that the objective reads were not written, or cannot be read.
             FloatingPointError: the loss or a gradient is not finite; on every rank, and the weights stay as they were.
         """
+        from actors.policy.optimizer import clip_and_step
+
+        devices.reset_peak_memory(self._device)
         micro_batches = self._micro_batches(plan, train_columns(self._config, objective))
         self._model.zero_grad_buffer()
         self._optimizer.zero_grad()
         tallies = self._forward_backward(f"train ({objective})", micro_batches, self._objective(objective), forward_only=False)
         totals, largest = reduce_tallies(tallies, self._device)
-        self._optimizer.prepare_grads()  # step() does so again, which changes nothing: the norm is wanted before it
-        grad_norm = float(self._optimizer.get_grad_norm())
+        self._optimizer.prepare_grads()
+        norm = self._optimizer.get_grad_norm()
+        grad_norm = float(norm)
         if not (math.isfinite(totals["loss"]) and math.isfinite(grad_norm)):
             raise FloatingPointError(f"train ({objective}): loss {totals['loss']}, gradient norm {grad_norm}; no update was made")
         self._scheduler.step(1)
-        self._optimizer.step()
-        lr = float(self._optimizer.param_groups[0]["lr"])
-        return step_metrics(objective, totals, largest, self._config.loss) | {"grad_norm": grad_norm, "lr": lr} | self._graph_counts()
+        clip_and_step(self._optimizer, norm)
+        metrics = step_metrics(objective, totals, largest, self._config.loss)
+        metrics |= {"grad_norm": grad_norm, "lr": float(self._optimizer.param_groups[0]["lr"])}
+        return metrics | self._graph_counts() | devices.peak_memory(self._device, "train")
 
     @_on_device
     def evaluate(self, plan: ShardPlan) -> dict[str, float]:
@@ -195,10 +200,14 @@ class PolicyWorker:
 
         Idempotent: the same weights give the same values under the same keys, and a repeated call overwrites them.
 
+        Returns:
+            response_tokens; on CUDA also `devices.peak_memory`.
+
         Raises:
             MissingColumnsError, DataPlaneError: the token columns were not written, or the data plane failed.
             RuntimeError: `reference` without a snapshot.
         """
+        devices.reset_peak_memory(self._device)
         micro_batches = self._micro_batches(plan, BASE)
         if reference:
             self._swap_reference()
@@ -213,7 +222,8 @@ class PolicyWorker:
                 masked = torch.where(micro_batch.token_mask, logprobs, 0.0)
                 rows.update(micro_batch.unpad(masked))
             self._plane.put(plan.meta, {column: [rows[row] for row in range(len(plan.meta))]}, overwrite=True)
-        return {"response_tokens": float(plan.global_tokens)}
+        peak = devices.peak_memory(self._device, "ref_logprob" if reference else "logprob")
+        return {"response_tokens": float(plan.global_tokens)} | peak
 
     def drop_graphs(self) -> None:
         """Free what CUDA graphs hold. Passes that need one capture it anew."""
@@ -255,7 +265,8 @@ class PolicyWorker:
     # ---- inside a step ----
 
     def _micro_batches(self, plan: ShardPlan, fields: Sequence[str]) -> list[MicroBatch]:
-        return batches.build(self._reader.read(plan.meta, fields), plan, self._device)
+        built = batches.build(self._reader.read(plan.meta, fields), plan, self._device)
+        return [rows_as_slots(b) for b in built] if self._thd else built
 
     def _objective(self, name: str) -> LossFunction:
         return functools.partial(self._loss, name)
@@ -315,7 +326,7 @@ class PolicyWorker:
 
         def forward_step(iterator: Any, model: Any) -> tuple[torch.Tensor, Any]:
             b = next(iterator)
-            visible = packed_inputs(b.boundaries, b.input_ids.shape[1], thd=self._thd)
+            visible = packed_inputs(b.boundaries, b.input_ids.shape[1], b.token_mask.shape[1], thd=self._thd)
             output = model(input_ids=b.input_ids, position_ids=b.position_ids, output_processor=self._token_logprobs, **visible)
             return output, functools.partial(after, b)
 

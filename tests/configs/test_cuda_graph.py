@@ -31,6 +31,9 @@ PACKED = {"mode": "packed", "tokens_per_micro_batch": 64}
         ({"cuda_graph": ON}, "batching.token_buckets"),
         ({"cuda_graph": ON, "batching": PACKED | {"token_buckets": [64]}}, "batching.sequence_buckets"),
         ({"cuda_graph": ON, "batching": PACKED | {"sequence_buckets": [8]}}, "batching.token_buckets"),
+        ({"cuda_graph": ON, "batching": {"token_buckets": [64, 100]}}, "100 does not divide by 8"),
+        ({"cuda_graph": ON, "batching": {"token_buckets": [24]}, "parallel": {"tensor": 2}}, "24 does not divide by 16"),
+        ({"attention_dropout": 0.1}, "attention_dropout"),  # there is none, and so no option of that name
         ({"cuda_graph": ON, "batching": {"token_buckets": list(range(8, 8 * 34, 8))}}, "33 batching.token_buckets .* 32"),
     ],
 )

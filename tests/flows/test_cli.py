@@ -8,6 +8,7 @@ import ray
 import yaml
 
 from configs.loader import load
+from configs.run import RunConfig
 from flows.cli import main, plan
 from flows.grpo import grpo
 
@@ -19,8 +20,16 @@ def test_dry_run_prints_configuration_and_actors_and_starts_nothing(capsys: pyte
     assert yaml.safe_load(out.split("\nActors")[0])["steps"] == 7
     for name in ("data plane", "engine-0", "engine-1", "collector", "environment", "policy-worker-0", "policy-worker-1", "DP2"):
         assert name in out
+    worker, engine = out.split("Memory of a GPU")[1].splitlines()[1:3]
+    assert "policy worker" in worker and "activations" in worker  # noqa: PT018  (one line)
+    assert "engine" in engine and "KV cache 1.00" in engine  # noqa: PT018
     assert ray.is_initialized() == already
     assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_needs_no_model() -> None:
+    config = load("arithmetic-cpu").model_dump(exclude={"model"}) | {"model": {"path": "/nowhere"}}
+    assert "unknown: model.path: there is no directory /nowhere" in plan(RunConfig.model_validate(config))
 
 
 def test_plan_is_a_recipe_again(tmp_path: Path) -> None:

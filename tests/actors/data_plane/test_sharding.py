@@ -14,7 +14,7 @@ from actors.data_plane.meta import KVBatchMeta
 from actors.data_plane.sharding import BatchPlan, MicroBatchPlan, ShardPlan, plan_batch
 from configs.batching import BatchingConfig
 
-Case = tuple[list[int], BatchingConfig, int, int]
+Case = tuple[list[int], BatchingConfig, int, int, int]
 
 
 def make(lengths: list[int]) -> KVBatchMeta:
@@ -83,7 +83,8 @@ def cases(draw: st.DrawFn, modes: tuple[str, ...] = ("padded", "dynamic", "packe
     # As many micro-batches as rows always do; more than that leaves some empty.
     if draw(st.booleans()):
         batching["micro_batch_buckets"] = sorted({*draw(st.sets(st.integers(1, 8), max_size=2)), draw(st.integers(n // ranks, 10))})
-    return lengths, BatchingConfig.model_validate(batching), ranks, align
+    unit = draw(st.sampled_from([unit for unit in (1, 2, align) if align % unit == 0]))
+    return lengths, BatchingConfig.model_validate(batching), ranks, align, unit
 
 
 def parts(planned: BatchPlan) -> list[tuple[MicroBatchPlan, list[int]]]:
@@ -93,9 +94,9 @@ def parts(planned: BatchPlan) -> list[tuple[MicroBatchPlan, list[int]]]:
 
 @given(cases())
 def test_no_sample_is_lost_or_doubled_and_ranks_stay_in_step(case: Case) -> None:
-    lengths, batching, ranks, align = case
+    lengths, batching, ranks, align, unit = case
     meta = make(lengths)
-    planned = plan_batch(meta, batching, data_parallel=ranks, align=align)
+    planned = plan_batch(meta, batching, data_parallel=ranks, align=align, sequence_align=unit)
 
     assert len(planned.shards) == ranks
     assert sorted(key for s in planned.shards for key in s.meta.keys) == sorted(meta.keys)
@@ -113,13 +114,13 @@ def test_no_sample_is_lost_or_doubled_and_ranks_stay_in_step(case: Case) -> None
 
     assert sorted(planned.permutation) == list(range(len(lengths)))
     assert planned.restore([length for s in planned.shards for length in s.meta.sequence_lengths]) == lengths
-    assert plan_batch(make(lengths), batching, data_parallel=ranks, align=align) == planned, "deterministic"
+    assert plan_batch(make(lengths), batching, data_parallel=ranks, align=align, sequence_align=unit) == planned, "deterministic"
 
 
 @given(cases())
 def test_shapes_hold_the_rows_within_budget_and_buckets(case: Case) -> None:
-    lengths, batching, ranks, align = case
-    planned = plan_batch(make(lengths), batching, data_parallel=ranks, align=align)
+    lengths, batching, ranks, align, unit = case
+    planned = plan_batch(make(lengths), batching, data_parallel=ranks, align=align, sequence_align=unit)
     for b, inside in parts(planned):
         assert all(t % align == 0 and (not batching.token_buckets or t in batching.token_buckets) for t in (b.shape[1], b.longest))
         assert not batching.sequence_buckets or b.sequences in batching.sequence_buckets
@@ -133,8 +134,8 @@ def test_shapes_hold_the_rows_within_budget_and_buckets(case: Case) -> None:
 
 @given(cases())
 def test_efficiency_and_imbalance_are_what_they_say(case: Case) -> None:
-    lengths, batching, ranks, align = case
-    planned = plan_batch(make(lengths), batching, data_parallel=ranks, align=align)
+    lengths, batching, ranks, align, unit = case
+    planned = plan_batch(make(lengths), batching, data_parallel=ranks, align=align, sequence_align=unit)
     computed = sum(b.shape[0] * b.shape[1] for b, _ in parts(planned))
     loads = [sum(lengths[row] for row in s.rows) for s in planned.shards]
     assert planned.token_efficiency == pytest.approx(sum(lengths) / computed)
@@ -143,8 +144,8 @@ def test_efficiency_and_imbalance_are_what_they_say(case: Case) -> None:
 
 @given(cases(("padded",)))
 def test_padded_ranks_do_the_same_at_every_step(case: Case) -> None:
-    lengths, batching, ranks, align = case
-    planned = plan_batch(make(lengths), batching, data_parallel=ranks, align=align)
+    lengths, batching, ranks, align, unit = case
+    planned = plan_batch(make(lengths), batching, data_parallel=ranks, align=align, sequence_align=unit)
     assert len({tuple((len(b.rows), b.shape) for b in s.micro_batches) for s in planned.shards}) == 1
     size = min(batching.micro_batch_size, len(lengths) // ranks)
     for b, _ in parts(planned):
@@ -157,8 +158,8 @@ def test_padded_ranks_do_the_same_at_every_step(case: Case) -> None:
 
 @given(cases(("dynamic",)))
 def test_dynamic_micro_batches_hold_similar_lengths_without_waste(case: Case) -> None:
-    lengths, batching, ranks, align = case
-    planned = plan_batch(make(lengths), batching, data_parallel=ranks, align=align)
+    lengths, batching, ranks, align, unit = case
+    planned = plan_batch(make(lengths), batching, data_parallel=ranks, align=align, sequence_align=unit)
     spans = []
     for b, inside in parts(planned):
         if inside:
@@ -171,8 +172,8 @@ def test_dynamic_micro_batches_hold_similar_lengths_without_waste(case: Case) ->
 
 @given(cases(("packed",)))
 def test_packed_sequences_lie_one_after_the_other_in_one_shape(case: Case) -> None:
-    lengths, batching, ranks, align = case
-    planned = plan_batch(make(lengths), batching, data_parallel=ranks, align=align)
+    lengths, batching, ranks, align, unit = case
+    planned = plan_batch(make(lengths), batching, data_parallel=ranks, align=align, sequence_align=unit)
     assert len({(b.shape, b.sequences, b.longest) for b, _ in parts(planned)}) == 1
     ends = []
     for b, inside in parts(planned):
@@ -181,8 +182,8 @@ def test_packed_sequences_lie_one_after_the_other_in_one_shape(case: Case) -> No
         end = 0
         for start, length in zip(b.starts, inside, strict=True):
             assert start == end, "no gap, no overlap"
-            end = up(start + length, align)
-        ends.append(end)
+            end = up(start + length, unit)
+        ends.append(up(end, align))
     first = parts(planned)[0][0]
     assert first.shape[1] == bucket(batching.token_buckets, max(ends)), "as wide as the fullest"
     assert first.sequences == bucket(batching.sequence_buckets, max(len(inside) for _, inside in parts(planned)))
@@ -192,11 +193,11 @@ def test_packed_sequences_lie_one_after_the_other_in_one_shape(case: Case) -> No
 
 @given(cases(("packed",)))
 def test_packed_micro_batches_are_few(case: Case) -> None:
-    lengths, batching, ranks, align = case
-    count = len(plan_batch(make(lengths), batching, data_parallel=ranks, align=align).shards[0].micro_batches)
+    lengths, batching, ranks, align, unit = case
+    count = len(plan_batch(make(lengths), batching, data_parallel=ranks, align=align, sequence_align=unit).shards[0].micro_batches)
     capacity = batching.token_buckets[-1] if batching.token_buckets else (batching.tokens_per_micro_batch or 0) // align * align
     most = batching.sequence_buckets[-1] if batching.sequence_buckets else len(lengths)
-    sizes = [up(length, align) for length in lengths]
+    sizes = [up(length, unit) for length in lengths]
     fewest = bucket(batching.micro_batch_buckets, max(-(-sum(sizes) // (ranks * capacity)), -(-len(sizes) // (ranks * most)), 1))
     best = batching.packing == "balanced"
     fitted = bucket(batching.micro_batch_buckets, -(-naive_fit(sizes, capacity, most, best=best) // ranks))

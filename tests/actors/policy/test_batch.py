@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from actors.data_plane.memory import MemoryPlane
 from actors.data_plane.sharding import ShardPlan
 from actors.policy.batch import MicroBatch, build
 from actors.policy.fetch import ColumnReader
-from actors.policy.packing import block_diagonal_mask, packed_inputs
+from actors.policy.packing import DENSE_MULTIPLE, block_diagonal_mask, packed_inputs, rows_as_slots
 from configs.policy import ParallelConfig, PolicyConfig
 from tests.actors.policy import processes, tiny
 from tests.actors.policy.plans import MODES, plain_plan
@@ -107,31 +108,73 @@ def test_a_packed_token_sees_itself_and_what_precedes_it_in_its_slot(slots: list
         assert hidden[0, 0, query].logical_not().nonzero()[:, 0].tolist() == list(range(start, query + 1))
 
 
-def test_slots_without_sequences_are_empty_and_the_last_one_takes_the_rest() -> None:
-    meta, columns = tiny.batch(0, VOCAB, rows=3)
-    (plan,) = plain_plan(meta, "packed", at_once=2, align=4)
-    total = plan.micro_batches[0].shape[1]
-    batches = build(columns, plan, CPU)
-    starts = plan.micro_batches[0].starts
-    assert [batch.boundaries.tolist() for batch in batches] == [[0, starts[1], total], [0, total, total, total], [0, total, total, total]]  # type: ignore[union-attr]
-    assert packed_inputs(None, total, thd=False)["attention_mask"] is None
+@given(cases())
+def test_slots_cover_the_row_and_none_is_longer_than_the_longest(case: tuple[ShardPlan, dict[str, list[torch.Tensor]]]) -> None:
+    plan, columns = case
+    for part, batch in zip(plan.micro_batches, build(columns, plan, CPU), strict=True):
+        if not plan.packed:
+            assert batch.boundaries is None
+            continue
+        assert batch.boundaries is not None
+        slots = batch.boundaries.tolist()
+        assert len(slots) == part.sequences + -(-part.shape[1] // part.longest), "by the shapes alone"
+        assert (slots[0], slots[-1]) == (0, part.shape[1])
+        assert tuple(slots[: len(part.starts)]) == part.starts
+        assert all(0 <= stop - start <= part.longest for start, stop in pairwise(slots))
 
 
-def save_thd_inputs(rank: int, boundaries: torch.Tensor, length: int, path: Path) -> None:
-    inputs = packed_inputs(boundaries, length, thd=True)
+def test_rows_that_are_not_packed_have_no_mask_of_their_own() -> None:
+    assert packed_inputs(None, 16, 16, thd=False) == {"attention_mask": None, "packed_seq_params": None}
+
+
+@pytest.mark.parametrize("mode", ["padded", "dynamic"])
+def test_rows_become_slots_and_outputs_come_to_the_same_sequences(mode: str) -> None:
+    meta, columns = tiny.batch(0, VOCAB, rows=5)
+    (plan,) = plain_plan(meta, mode)
+    for rows in build(columns, plan, CPU):
+        slots = rows_as_slots(rows)
+        size, length = rows.input_ids.shape
+        assert slots.boundaries is not None
+        assert slots.boundaries.tolist() == [length * row for row in range(size + 1)]
+        assert torch.equal(slots.input_ids.view(size, length), rows.input_ids)
+        assert torch.equal(slots.position_ids.view(size, length), rows.position_ids)
+        output = torch.rand(2, size, length)
+        output[:, :, 0] = 0  # as token_logprobs has it; in one row, only the first
+        flat = output.clone()
+        flat[:, 1:, 0] = 9
+        assert torch.equal(slots.per_sequence(flat.view(2, 1, -1)), rows.per_sequence(output))
+        assert rows_as_slots(slots) is slots
+
+
+def test_rows_of_whole_tiles_stay_dense() -> None:
+    meta, columns = tiny.batch(0, VOCAB, rows=4)
+    (plan,) = plain_plan(meta, "padded", align=DENSE_MULTIPLE)
+    assert all(rows_as_slots(rows) is rows for rows in build(columns, plan, CPU))
+
+
+def save_thd_inputs(rank: int, boundaries: torch.Tensor, length: int, longest: int, path: Path) -> None:
+    inputs = packed_inputs(boundaries, length, longest, thd=True)
     torch.save(inputs | {"packed_seq_params": vars(inputs["packed_seq_params"])}, path)
 
 
 @pytest.mark.slow
 def test_transformer_engine_gets_the_same_boundaries(tmp_path: Path) -> None:
     boundaries = torch.tensor([0, 3, 8, 8], dtype=torch.int32)
-    processes.run(save_thd_inputs, (boundaries, 8, tmp_path / "inputs.pt"), 1)  # there Megatron is imported already
+    processes.run(save_thd_inputs, (boundaries, 8, 5, tmp_path / "inputs.pt"), 1)  # there Megatron is imported already
     inputs = torch.load(tmp_path / "inputs.pt")
     assert inputs["attention_mask"] is None
     params = inputs["packed_seq_params"]
-    assert (params["qkv_format"], params["max_seqlen_q"], params["max_seqlen_kv"]) == ("thd", 8, 8)
+    assert (params["qkv_format"], params["max_seqlen_q"], params["max_seqlen_kv"]) == ("thd", 5, 5)
     assert torch.equal(params["cu_seqlens_q"], boundaries)
     assert torch.equal(params["cu_seqlens_kv"], boundaries)
+
+
+def test_columns_of_different_lengths_are_refused() -> None:
+    meta, columns = tiny.batch(0, VOCAB, rows=2)
+    (plan,) = plain_plan(meta, "padded")
+    columns["token_mask"][1] = columns["token_mask"][1][:-1]
+    with pytest.raises(ValueError, match=r"'token_mask': a row of \d+ tokens, but its input_ids are \d+"):
+        build(columns, plan, CPU)
 
 
 @pytest.mark.parametrize(("mode", "message"), [("padded", "promised at most 16"), ("packed", "the plan gave it 12")])

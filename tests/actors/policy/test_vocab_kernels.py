@@ -40,6 +40,13 @@ for dtype, tolerance in ((torch.float32, 2e-6), (torch.bfloat16, 1e-2)):
         assert "second backward" in str(error)
     else:
         raise AssertionError("the logits were used twice")
+    # One position of two sequences, cut from tensors in which the sequences lie apart: the kernels read rows one after the other.
+    last, pull = (tensor.t().contiguous().t()[2:] for tensor in (targets, upstream))
+    mine = logits[2:, :, columns].detach().clone().requires_grad_()
+    ours, _ = fused_vocab_logprobs(mine * 1, last, temperature, shard)
+    torch.testing.assert_close(ours, expected[2:], atol=1e-5, rtol=1e-5)
+    ours.backward(pull)
+    torch.testing.assert_close(mine.grad.float(), whole.grad[2:, :, columns], atol=tolerance, rtol=tolerance)
 """
 
 
