@@ -16,11 +16,11 @@ def piece(*names: str) -> dict[str, Any]:
 
 
 def test_a_sender_goes_on_once_its_piece_is_loaded() -> None:
-    incoming, loaded = Incoming(5.0), []
+    incoming = Incoming(5.0)
+    loaded: list[list[str]] = []
 
     def load() -> None:
-        for info in incoming.pieces(3):
-            loaded.append(info["names"])
+        loaded.extend(info["names"] for info in incoming.pieces(3))
 
     with ThreadPoolExecutor(1) as pool:
         consumer = pool.submit(load)
