@@ -37,7 +37,7 @@ TRL_S = {"32x16x256": 5.79, "16x16x1024": 14.7}
 WARM_UP = 3
 OVERRIDES = [
     "name=grpo-step", "rollout.temperature=1.0", "policy.updates_per_step=1", "policy.optimizer={lr: 1.0e-6}", "policy.loss.kl_coef=0.04",
-    "warm_start.steps=0", "policy.dtype=bfloat16", "policy.timeout_s=300", "generation.dtype=bfloat16", "generation.executor=async",
+    "warm_start.steps=0", "warm_start.stop_at_accuracy=null", "policy.dtype=bfloat16", "policy.timeout_s=300", "generation.dtype=bfloat16", "generation.executor=async",
     "generation.enforce_eager=false", "generation.max_num_seqs=512", "generation.kv_cache_gib=8", "generation.timeout_s=400",
     "environment.validation_size=8",
 ]  # fmt: skip

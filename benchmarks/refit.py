@@ -34,7 +34,7 @@ from configs.loader import load
 
 CONTEXT, REQUESTS, LENGTH = 2048, 200, 1500
 OVERRIDES = [
-    "name=refit", "warm_start.steps=0", "policy.dtype=bfloat16", "policy.timeout_s=300", "policy.batching.micro_batch_size=8",
+    "name=refit", "warm_start.steps=0", "warm_start.stop_at_accuracy=null", "policy.dtype=bfloat16", "policy.timeout_s=300", "policy.batching.micro_batch_size=8",
     "generation.dtype=bfloat16", "generation.executor=async", "generation.enforce_eager=false", "generation.max_num_seqs=256",
     "generation.kv_cache_gib=8", f"generation.max_model_len={CONTEXT}", "generation.timeout_s=400", "environment.validation_size=8",
     "policy.compiled_graph.warmup_seq_len=128",
@@ -68,7 +68,8 @@ class Bench:
                 logits = model(torch.tensor([prompt + answer.token_ids])).logits[0, len(prompt) - 1 : -1]
                 chosen = logits.gather(1, torch.tensor(answer.token_ids)[:, None])[:, 0]
         worst = float((logits.max(-1).values - chosen).max())
-        assert worst < 0.1 * float(logits.std(-1).mean() * 10), f"a greedy token is {worst:.3f} below the likeliest"
+        spread = float(logits.std(-1).mean())  # a token picked by other weights would lie several of these below
+        assert worst < 0.5 * spread, f"a greedy token lies {worst:.3f} below the likeliest; the logits' spread is {spread:.3f}"
         del model
         torch.cuda.empty_cache()
 
