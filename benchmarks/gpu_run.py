@@ -61,7 +61,7 @@ def running(config: RunConfig, model: str) -> Iterator[RunActors]:
     """The actors of a run in a Ray of its own."""
     settings.apply_defaults()
     ray.init(
-        address="local", num_cpus=16, num_gpus=logical_gpus(config), object_store_memory=4 * 2**30, include_dashboard=False,
+        address="local", num_cpus=16, num_gpus=logical_gpus(config), object_store_memory=2**30, include_dashboard=False,
         log_to_driver=False, namespace=NAMESPACE, _node_ip_address="127.0.0.1",
     )  # fmt: skip
     try:

@@ -37,7 +37,8 @@ TRL_S = {"32x16x256": 5.79, "16x16x1024": 14.7}
 WARM_UP = 3
 OVERRIDES = [
     "name=grpo-step", "rollout.temperature=1.0", "policy.updates_per_step=1", "policy.optimizer={lr: 1.0e-6}", "policy.loss.kl_coef=0.04",
-    "warm_start.steps=0", "warm_start.stop_at_accuracy=null", "policy.dtype=bfloat16", "policy.timeout_s=300", "generation.dtype=bfloat16", "generation.executor=async",
+    "warm_start.steps=0", "warm_start.stop_at_accuracy=null",
+    "policy.dtype=bfloat16", "policy.timeout_s=300", "generation.dtype=bfloat16", "generation.executor=async",
     "generation.enforce_eager=false", "generation.max_num_seqs=512", "generation.kv_cache_gib=8", "generation.timeout_s=400",
     "environment.validation_size=8",
 ]  # fmt: skip
@@ -88,11 +89,11 @@ def step(config: RunConfig, plane: DataPlane, engines: list[str], number: int) -
     }
 
 
-def measure(size: str, steps: int, overrides: list[str], memory: gpu_run.Memory) -> dict[str, Any]:
+def measure(size: str, shape: str, steps: int, overrides: list[str], memory: gpu_run.Memory) -> dict[str, Any]:
     """Median over the steps after `WARM_UP` others."""
     config = configure(size, overrides)
     with tempfile.TemporaryDirectory() as directory:
-        model = gpu_run.write_model(Path(directory), "smollm2-135m", 2048)
+        model = gpu_run.write_model(Path(directory), shape, 2048)
         with gpu_run.running(config, model) as actors:
             gpu_run.never_end(actors.engines)
             gpu_run.ask(names.POLICY, "snapshot_reference")
@@ -115,13 +116,14 @@ def main() -> None:
     """Measure every size and print the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", default=list(TRL_S), help="prompts x responses x tokens")
+    parser.add_argument("--shape", choices=gpu_run.SHAPES, default="smollm2-135m")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("overrides", nargs="*", metavar="field=value")
     options = parser.parse_args()
     memory = gpu_run.Memory()
     found = {}
     for size in options.sizes:
-        found[size] = measure(size, options.steps, options.overrides, memory)
+        found[size] = measure(size, options.shape, options.steps, options.overrides, memory)
         print(size, json.dumps(found[size]), flush=True)
     memory.close()
     value = min((row["trl_to_ours"] for row in found.values() if "trl_to_ours" in row), default=0.0)

@@ -34,7 +34,8 @@ from configs.loader import load
 
 CONTEXT, REQUESTS, LENGTH = 2048, 200, 1500
 OVERRIDES = [
-    "name=refit", "warm_start.steps=0", "warm_start.stop_at_accuracy=null", "policy.dtype=bfloat16", "policy.timeout_s=300", "policy.batching.micro_batch_size=8",
+    "name=refit", "warm_start.steps=0", "warm_start.stop_at_accuracy=null",
+    "policy.dtype=bfloat16", "policy.timeout_s=300", "policy.batching.micro_batch_size=8",
     "generation.dtype=bfloat16", "generation.executor=async", "generation.enforce_eager=false", "generation.max_num_seqs=256",
     "generation.kv_cache_gib=8", f"generation.max_model_len={CONTEXT}", "generation.timeout_s=400", "environment.validation_size=8",
     "policy.compiled_graph.warmup_seq_len=128",

@@ -67,12 +67,13 @@ def main() -> None:
     """Take turns and print the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="32x16x256", help="prompts x responses x tokens")
+    parser.add_argument("--shape", choices=gpu_run.SHAPES, default="smollm2-135m")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("overrides", nargs="*", metavar="field=value")
     options = parser.parse_args()
     config = configure(options.size, options.overrides)
     with tempfile.TemporaryDirectory() as directory:
-        model = gpu_run.write_model(Path(directory), "smollm2-135m", 2048)
+        model = gpu_run.write_model(Path(directory), options.shape, 2048)
         with gpu_run.running(config, model) as actors:
             gpu_run.never_end(actors.engines)
             # Beside Ray's books: its GPU is the engine's.

@@ -23,7 +23,7 @@ class Incoming:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._offered: queue.Queue[tuple[Info, Future[None]]] = queue.Queue()
+        self._offered: queue.Queue[tuple[Info, Future[None]] | None] = queue.Queue()  # None: closed
         self._lock = threading.Lock()
         self._closed: str | None = None
         self._loading: Future[None] | None = None
@@ -48,28 +48,36 @@ class Incoming:
         """Pieces in the order of `feed`, until so many weights have come. Asking for the next one says that the last is loaded.
 
         Raises:
-            TimeoutError: the next piece did not come.
+            TimeoutError: the next piece did not come. RuntimeError: the stream was closed.
         """
         left = weights
         while left > 0:
             try:
-                info, self._loading = self._offered.get(timeout=self._timeout_s)
+                offered = self._offered.get(timeout=self._timeout_s)
             except queue.Empty:
                 raise TimeoutError(
                     f"the policy sent nothing for {self._timeout_s:.0f} s; {left} of {weights} weights are missing"
                 ) from None
+            if offered is None:
+                raise RuntimeError(self._closed)
+            info, self._loading = offered
             yield info
-            self._loading.set_result(None)
-            self._loading = None
+            with self._lock:
+                if self._closed is None:
+                    self._loading.set_result(None)
+                self._loading = None
             left -= len(info["names"])
 
     def close(self, reason: str) -> None:
-        """End the stream: a `feed` that waits, and every later one, raises with the reason. Idempotent; the first reason stays."""
+        """End the stream: whoever waits, and every later `feed`, raises with the reason. Idempotent; the first reason stays."""
         with self._lock:
-            self._closed = self._closed or reason
+            if self._closed is not None:
+                return
+            self._closed = reason
             waiting = [self._loading] if self._loading is not None else []
             while not self._offered.empty():
-                waiting.append(self._offered.get_nowait()[1])
-        for future in waiting:
-            if not future.done():
-                future.set_exception(RuntimeError(self._closed))
+                if (offered := self._offered.get_nowait()) is not None:
+                    waiting.append(offered[1])
+            self._offered.put(None)
+            for future in waiting:
+                future.set_exception(RuntimeError(reason))
