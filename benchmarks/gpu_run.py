@@ -14,11 +14,10 @@ from typing import Any
 
 import ray
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from actors.preflight import prepare_model
 from benchmarks import train_step
-from configs import settings
 from configs.loader import load
 from configs.run import RunConfig
 from tasks.call import call
@@ -35,18 +34,18 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def write_model(directory: Path, shape: str, longest: int) -> str:
-    """Random bfloat16 weights of a shape, and the small tokenizer of the arithmetic recipe. Returns the directory."""
+    """Random bfloat16 weights of a shape, and the small tokenizer of the arithmetic recipe. Returns the directory.
+
+    Its configuration names no end token: vLLM would stop at that by itself.
+    """
     tokenizer = prepare_model(load("arithmetic-cpu"), directory / "tokenizer")
     values = dict(SHAPES[shape])
     kinds: dict[str, Any] = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
     make, cls = kinds[values.pop("kind")]
-    ends = AutoTokenizer.from_pretrained(tokenizer)
     torch.manual_seed(0)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = cls(
-            make(
-                **values, max_position_embeddings=longest, eos_token_id=ends.eos_token_id, pad_token_id=ends.pad_token_id, dtype="bfloat16"
-            )
+            make(**values, max_position_embeddings=longest, bos_token_id=None, eos_token_id=None, pad_token_id=None, dtype="bfloat16")
         )
     model.to(torch.bfloat16).save_pretrained(directory / "model")
     for file in Path(tokenizer).glob("*token*"):
@@ -59,7 +58,6 @@ def write_model(directory: Path, shape: str, longest: int) -> str:
 @contextmanager
 def running(config: RunConfig, model: str) -> Iterator[RunActors]:
     """The actors of a run in a Ray of its own."""
-    settings.apply_defaults()
     ray.init(
         address="local", num_cpus=16, num_gpus=logical_gpus(config), object_store_memory=2**30, include_dashboard=False,
         log_to_driver=False, namespace=NAMESPACE, _node_ip_address="127.0.0.1",
