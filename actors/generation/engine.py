@@ -422,11 +422,11 @@ class EngineActor:
         self._engine.shutdown()
 
 
-def engine_actor_class() -> Any:
+def engine_actor_class(cls: type[EngineActor] = EngineActor) -> Any:
     """`EngineActor` for Ray: `.options(name=..., namespace=..., num_cpus=..., num_gpus=...).remote(config, model_path, seed, eos_ids)`.
 
     On a CPU give OMP_WAIT_POLICY=passive in the options' runtime_env (OpenMP reads it before any code of ours runs): on cores that
     other actors use too, threads that spin made generation 5 to 7 times slower (two threads, two cores, load 10).
     """
     remote: Any = ray.remote  # Ray's stubs do not know concurrency_groups on classes
-    return remote(concurrency_groups={"submit": 1, "collect": COLLECTORS, "update": 1, "feed": 1, "health": 1})(EngineActor)
+    return remote(concurrency_groups={"submit": 1, "collect": COLLECTORS, "update": 1, "feed": 1, "health": 1})(cls)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -52,16 +53,18 @@ def join_broadcast(address: str, port: int, world_size: int) -> Any:
     """vLLM's communicator with this process as rank 0. Returns when all others have joined."""
     from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
-    return NCCLWeightTransferEngine.trainer_init({"master_address": address, "master_port": port, "world_size": world_size})
+    with _own_stream():
+        return NCCLWeightTransferEngine.trainer_init({"master_address": address, "master_port": port, "world_size": world_size})
 
 
 def broadcast(weights: Weights, transfer: Transfer, communicator: Any) -> None:
     """Send all weights to every vLLM worker of the communicator. Returns when they have left."""
     from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
-    NCCLWeightTransferEngine.trainer_send_weights(
-        weights, {"group": communicator, "packed": True, "packed_buffer_size_bytes": transfer.buffer_bytes}
-    )
+    with _own_stream():
+        NCCLWeightTransferEngine.trainer_send_weights(
+            weights, {"group": communicator, "packed": True, "packed_buffer_size_bytes": transfer.buffer_bytes}
+        )
     torch.cuda.synchronize()
 
 
@@ -77,6 +80,12 @@ def share(weights: Weights, transfer: Transfer, deliver: Callable[[dict[str, Any
             "packed_buffer_size_bytes": transfer.ipc_bytes,
         },
     )
+
+
+def _own_stream() -> AbstractContextManager[Any]:
+    """Keep this thread's current stream. vLLM's communicator would give the thread a new one for good (vllm.utils current_stream), on
+    which the worker's later calls ran unordered with those of its other threads."""
+    return torch.cuda.stream(torch.cuda.current_stream())
 
 
 class Delivery:
