@@ -76,6 +76,7 @@ class Parts:
     def sender(self, engines: list[str], does: str = "", manifest: Manifest = MANIFEST, recover: bool = False) -> Sender:
         worker = ray.remote(num_cpus=0)(StandInWorker).remote(manifest, does)
         self.handles["policy-worker-0"] = worker
+        ray.get([handle.__ray_ready__.remote() for handle in self.handles.values()], timeout=60)
         pool = EnginePool(NAMESPACE, engines, timeout_s=TIMEOUT_S, recover=recover)
         return Sender(RefitPlan("ipc"), {"policy-worker-0": worker}, pool, TIMEOUT_S)
 
