@@ -92,8 +92,18 @@ class Delivery:
     """Brings pieces to engine actors. One that dies, fails or refuses is left out from then on: who asked for its update hears why."""
 
     def __init__(self, namespace: str, engines: Sequence[str], transfer: Transfer, timeout_s: float) -> None:
-        self._handles = {name: find(name, namespace) for name in engines}
+        """
+        Raises:
+            ActorGoneError: none of the engines is there.
+        """
+        self._handles: dict[str, Any] = {}
         self._id, self._timeout_s = transfer.id, timeout_s
+        for name in engines:
+            try:
+                self._handles[name] = find(name, namespace)
+            except ActorGoneError:
+                if name == engines[-1] and not self._handles:
+                    raise
 
     def __call__(self, info: dict[str, Any]) -> None:
         """Return when every engine that is left has loaded the piece.

@@ -86,7 +86,8 @@ class Sender:
     def _blame_engine(self, updates: Mapping[str, Any], version: int) -> None:
         """Raise what an engine raised, if one did: it is the cause of the policy's failure, and says more."""
         done, _ = ray.wait(list(updates.values()), num_returns=len(updates), timeout=_LAST_WORD_S)
-        self._engines.end_update({name: ref for name, ref in updates.items() if ref in done}, version)
+        if done:
+            self._engines.end_update({name: ref for name, ref in updates.items() if ref in done}, version)
 
     def _stuck(self, silent: list[str], version: int) -> NoReturn:
         try:
