@@ -9,6 +9,7 @@ import torch
 
 from actors.environments import Environment, Problem, Split, build
 from actors.policy import memory
+from actors.policy.gguf import convert_gguf
 from actors.policy.hf import check_model_dir, head_dim
 from actors.policy.scratch import write_scratch_model
 from actors.rollout.prompts import Problems, PromptEncoder
@@ -24,14 +25,23 @@ _CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # vLLM 0.
 
 
 def prepare_model(config: RunConfig, scratch_directory: Path) -> str:
-    """The directory of the model to train: `model.path`, or a small model written to `scratch_directory`.
+    """The directory of the model to train: `model.path`, or what is written to `scratch_directory`.
 
     Raises:
-        ConfigError: the environment or the model's shape does not work.
+        ConfigError: the environment, the GGUF file or the model's shape does not work.
     """
-    if config.model.path is not None:
-        return config.model.path
-    return scratch_model(config, build(config.environment, config.seed), scratch_directory)
+    return given_model(config, scratch_directory) or scratch_model(config, build(config.environment, config.seed), scratch_directory)
+
+
+def given_model(config: BaseRunConfig, directory: Path) -> str | None:
+    """The directory of the model that the recipe names, if it names one: `model.path`, or `model.gguf` converted into `directory`.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    if config.model.gguf is not None:
+        return str(convert_gguf(config.model.gguf, directory))
+    return config.model.path
 
 
 def scratch_model(config: BaseRunConfig, problems: Problems, directory: Path) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from actors.environments import Split
 from actors.policy.hf import check_model_dir
 from actors.policy.memory import ModelShape
-from actors.preflight import check_layout, check_memory, load_encoder, scratch_model
+from actors.preflight import check_layout, check_memory, given_model, load_encoder, scratch_model
 from actors.rollout.examples import build_problems
 from actors.rollout.prompts import Problems
 from actors.rollout.supervised import SampleReader, SampleTooLongError
@@ -44,14 +44,12 @@ class SupervisedData:
 
 
 def prepare_sft_model(config: SftConfig, scratch_directory: Path) -> str:
-    """The directory of the model to train: `model.path`, or a small model written to `scratch_directory`.
+    """The directory of the model to train: `model.path`, or what is written to `scratch_directory`.
 
     Raises:
-        ConfigError: the data or the model's shape does not work.
+        ConfigError: the data, the GGUF file or the model's shape does not work.
     """
-    if config.model.path is not None:
-        return config.model.path
-    return scratch_model(config, build_problems(config.data, config.seed), scratch_directory)
+    return given_model(config, scratch_directory) or scratch_model(config, build_problems(config.data, config.seed), scratch_directory)
 
 
 def check_sft(config: SftConfig, model_path: str) -> SupervisedData:

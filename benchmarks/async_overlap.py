@@ -41,7 +41,6 @@ from actors.generation.types import UpdateOptions
 from actors.preflight import check, prepare_model
 from actors.rollout.prompts import end_token_ids
 from actors.rollout.replay_actor import ClaimReply
-from configs import settings
 from configs.loader import load
 from configs.run import RunConfig
 from tasks.call import call
@@ -181,7 +180,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="of each of the four phases")
     parser.add_argument("overrides", nargs="*", help="field=value of the recipe")
     options = parser.parse_args()
-    settings.apply_defaults()
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise SystemExit("two cores are needed: one for the engine, one for the policy worker")

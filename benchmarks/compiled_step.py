@@ -22,19 +22,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from configs import settings
+import ray
+import torch
 
-settings.apply_defaults()
-
-import ray  # noqa: E402  (after the settings: they are read at import)
-import torch  # noqa: E402
-
-from actors.data_plane.meta import KVBatchMeta  # noqa: E402
-from actors.data_plane.sharding import ShardPlan, plan_batch  # noqa: E402
-from actors.policy.executors import CompiledExecutor, PlainExecutor, Request  # noqa: E402
-from configs.compiled_graph import CompiledGraphConfig  # noqa: E402
-from configs.model import ModelConfig  # noqa: E402
-from configs.policy import ParallelConfig, PolicyConfig  # noqa: E402
+from actors.data_plane.meta import KVBatchMeta
+from actors.data_plane.sharding import ShardPlan, plan_batch
+from actors.policy.executors import CompiledExecutor, PlainExecutor, Request
+from configs.compiled_graph import CompiledGraphConfig
+from configs.model import ModelConfig
+from configs.policy import ParallelConfig, PolicyConfig
 
 BLOCK = 50  # calls of one kind before the other kind's turn
 SAMPLES, LENGTH = 8, 16

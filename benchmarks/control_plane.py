@@ -97,7 +97,6 @@ def main() -> None:
     """Measure and print one JSON line."""
     began = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the worker ends too
-    settings.apply_defaults()
     with tempfile.TemporaryDirectory() as home:
         settings.set_for_process(PREFECT_HOME=f"{home}/prefect", PREFECT_API_URL="", RAY_ADDRESS="")
         from benchmarks.control_plane_flow import QUICK_STEPS, SHARES, TIMES

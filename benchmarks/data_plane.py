@@ -134,7 +134,6 @@ def _summary(size: int, seconds: list[float]) -> dict[str, float]:
 
 def start(units: int) -> tuple[Any, Callable[[], None]]:
     """Ray, both queues, and a client of ours. Returns the client and what ends it all."""
-    settings.apply_defaults()
     settings.set_for_process(**_ENVIRONMENT)  # read when transfer_queue is imported
     import ray
     import torch

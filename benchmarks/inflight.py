@@ -32,7 +32,6 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from actors.generation.engine import engine_actor_class
 from actors.generation.pool import EnginePool
 from actors.generation.types import GenerationRequest, GenerationResult
-from configs import settings
 from configs.rollout import GenerationConfig
 
 EOS = tuple(range(1, 5))
@@ -140,7 +139,6 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
 
 def main() -> None:
     """Start Ray and an engine, measure, print."""
-    settings.apply_defaults()
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE, _node_ip_address="127.0.0.1")
     models = [model(seed) for seed in (0, 1)]
     weights = [ray.put({name: p.detach() for name, p in m.named_parameters()}) for m in models]

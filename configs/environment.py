@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from configs.base import StrictModel
 
@@ -19,6 +20,9 @@ class EnvironmentConfig(StrictModel):
     kind: Literal["reasoning_gym", "jsonl", "python"] = "reasoning_gym"
     task: str = Field("chain_sum", description="kind reasoning_gym: the generator's name (reasoning_gym.create_dataset).")
     task_options: dict[str, Any] = Field(default_factory=dict, description="kind reasoning_gym: the generator's own options.")
+    answer_pattern: str | None = Field(
+        None, description="kind reasoning_gym: regular expression; its last match in a response is scored, an empty answer if none."
+    )
     path: str | None = Field(None, description="kind jsonl: file or fsspec URL.")
     validation_path: str | None = Field(None, description="kind jsonl: held-out file; without it, the last lines of `path`.")
     import_path: str | None = Field(None, description="kind python: 'package.module:Class'.")
@@ -26,6 +30,15 @@ class EnvironmentConfig(StrictModel):
     system_prompt: str | None = Field(None, description="Sent before the question when the tokenizer has a chat template.")
     train_size: PositiveInt = Field(100_000, description="Prompts of one epoch (kind reasoning_gym).")
     validation_size: PositiveInt = Field(128, description="Held-out prompts, made with a seed of their own.")
+
+    @field_validator("answer_pattern")
+    @classmethod
+    def _pattern_compiles(cls, value: str | None) -> str | None:
+        try:
+            re.compile(value or "")
+        except re.error as error:
+            raise ValueError(f"no regular expression: {error}") from None
+        return value
 
     @model_validator(mode="after")
     def _kind_has_its_source(self) -> Self:

@@ -50,8 +50,8 @@ def dump(config: BaseConfig) -> str:
     """The resolved configuration as YAML that `load` reads back to an equal object."""
     data = config.model_dump(mode="json", exclude_none=True)
     # A model taken from `path` has no shape fields of its own: written out, they would contradict the path.
-    if isinstance(config, BaseRunConfig) and config.model.path is not None:
-        data["model"] = {"path": config.model.path}
+    if isinstance(config, BaseRunConfig) and (config.model.path or config.model.gguf):
+        data["model"] = config.model.model_dump(include={"path", "gguf"}, exclude_none=True)
     return yaml.safe_dump(data, sort_keys=False)
 
 

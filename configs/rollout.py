@@ -41,6 +41,19 @@ class GenerationConfig(StrictModel):
     tensor_parallel_size: PositiveInt = 1
     gpu_memory_utilization: float = Field(0.5, gt=0, le=1)
     kv_cache_gib: PositiveFloat = 1.0  # vLLM: VLLM_CPU_KVCACHE_SPACE on a CPU, kv_cache_memory_bytes on a GPU
+    sleep_level: Literal[0, 1, 2] = Field(  # vLLM: enable_sleep_mode, and sleep(level)
+        0,
+        description="Free GPU memory from the end of a rollout to the refit: 1: KV cache and weights, which are kept in host memory; "
+        "2: both, for good (the refit brings new weights); 0: nothing.",
+    )
+    refit: Literal["auto", "host", "ipc", "nccl"] = Field(  # vLLM: WeightTransferConfig.backend
+        "auto",
+        description="How weights travel: ipc: within a GPU's memory, when engines and policy share GPUs; nccl: broadcast to engines on "
+        "GPUs of their own; host: through host memory; auto: as the placement allows.",
+    )
+    refit_buffer_mib: PositiveInt = Field(  # vLLM: packed_buffer_size_bytes
+        1024, description="ipc, nccl: weights travel in pieces of this size; beside it, memory for one gathered tensor is needed."
+    )
     enforce_eager: bool = True
     enable_prefix_caching: bool = False  # cached blocks belong to old weights after a refit
     timeout_s: PositiveFloat = Field(300.0, description="Longest wait for one batch of responses, and for an engine to start.")

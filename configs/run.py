@@ -60,6 +60,11 @@ class RunConfig(BaseRunConfig):
         "sync", description="sync: each step generates, then trains; async: generation goes on while training, as `asynchronous` says."
     )
     asynchronous: AsyncConfig = AsyncConfig()
+    placement: Literal["auto", "cpu", "colocated", "separate"] = Field(
+        "auto",
+        description="colocated: each GPU has an engine and a policy worker; separate: GPUs of their own; auto: separate where there are "
+        "GPUs enough, else colocated, and cpu without any.",
+    )
     steps: PositiveInt = 50
     environment: EnvironmentConfig = EnvironmentConfig()
     rollout: RolloutConfig = RolloutConfig()

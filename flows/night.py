@@ -109,7 +109,7 @@ class Night:
     def ray(self) -> Iterator[None]:
         """One Ray cluster for training and evaluation."""
         cpus = max(logical_cpus(self._training), logical_cpus(evaluation_config(self._training, "old", "new")))
-        with cluster(self._training.ray, names.namespace(self._run_id), cpus):
+        with cluster(self._training.ray, names.namespace(self._run_id), cpus, None):
             yield
 
     # ---- the steps ----

@@ -31,7 +31,7 @@ from flows.step import Step
 from tasks import events
 from tasks.actor_logs import ActorLogs
 from tasks.cluster import cluster
-from tasks.launch import EvaluationActors, RunActors, logical_cpus, stop
+from tasks.launch import EvaluationActors, RunActors, logical_cpus, logical_gpus, stop
 from tasks.publish import Publisher
 from tasks.reporting.html import write_report
 from tasks.reporting.metrics import MetricsWriter
@@ -126,7 +126,7 @@ class Session[C: BaseConfig](ABC):
         self.publisher.begin(self.steps)
         self.progress.begin(self.steps)
         with self.progress.phase("starting Ray"):
-            self._stack.enter_context(cluster(self.config.ray, self.namespace, logical_cpus(self.config)))
+            self._stack.enter_context(cluster(self.config.ray, self.namespace, logical_cpus(self.config), logical_gpus(self.config)))
         self._stack.enter_context(ActorLogs(self.namespace))
         with self.progress.phase(f"starting the actors: {self.parts}"), self.time("launch"):
             self.actors = self._launch(prepared)

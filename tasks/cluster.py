@@ -18,7 +18,7 @@ _PROBE_TIMEOUT_S = 5.0
 
 
 @contextmanager
-def cluster(config: RayConfig, namespace: str, num_cpus: int) -> Iterator[str]:
+def cluster(config: RayConfig, namespace: str, num_cpus: int, num_gpus: int | None) -> Iterator[str]:
     """Join or start Ray, and leave it as it was found. Yields a line that says which.
 
     Raises:
@@ -39,6 +39,7 @@ def cluster(config: RayConfig, namespace: str, num_cpus: int) -> Iterator[str]:
             address="local",
             namespace=namespace,
             num_cpus=config.num_cpus or num_cpus,
+            num_gpus=num_gpus,
             object_store_memory=config.object_store_mib * 2**20,
             include_dashboard=False,
             _node_ip_address="127.0.0.1",  # else every service of the cluster listens on the network card

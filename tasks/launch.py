@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 import ray
+import torch
 from prefect import task
 
 from actors import names
@@ -24,6 +25,7 @@ from actors.data_plane import transfer_queue as queue
 from actors.data_plane.connect import DataPlaneAddress, connect
 from actors.environments.actor import EnvironmentActor
 from actors.generation.engine import engine_actor_class
+from actors.generation.types import RefitPlan
 from actors.policy.group import PolicyGroup
 from actors.preflight import longest_sample
 from actors.preflight_sft import SupervisedData
@@ -33,11 +35,13 @@ from actors.rollout.replay_actor import replay_actor_class
 from actors.rollout.supervised import SupervisedCollector
 from actors.waiting import find, wait_all
 from configs import settings
+from configs.base import ConfigError
 from configs.evaluate import EvaluateConfig
 from configs.policy import PolicyConfig
 from configs.run import BaseRunConfig, RunConfig
 from configs.sft import SftConfig
 from tasks.call import STAGE
+from tasks.placement import place
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ def planned_actors(config: RunConfig) -> list[tuple[str, str]]:
     """(name, what it does) of every actor that `launch` would start."""
     engine = f"vLLM, {config.generation.executor}, {config.generation.dtype}"
     return [
+        ("placement", _planned_placement(config)),
         _planned_data_plane(config),
         *((name, engine) for name in names.engines(config.generation.num_engines)),
         (names.ENVIRONMENT, f"rewards: {config.environment.kind}"),
@@ -87,6 +92,13 @@ def planned_engines(config: EvaluateConfig) -> list[tuple[str, str]]:
     """(name, what it does) of every actor that `launch_engines` would start."""
     count, how = config.generation.num_engines, f"vLLM, {config.generation.executor}, {config.generation.dtype}"
     return [(name, f"{how}: {path}") for label, path in config.models.items() for name in names.engines(count, label)]
+
+
+def _planned_placement(config: RunConfig) -> str:
+    try:
+        return place(config, torch.cuda.device_count()).describe()
+    except ConfigError as error:
+        return f"not on this machine: {error}"
 
 
 def _planned_data_plane(config: BaseRunConfig) -> tuple[str, str]:
@@ -116,6 +128,16 @@ def logical_cpus(config: BaseRunConfig | EvaluateConfig) -> int:
     return engines + config.policy.parallel.world_size + 1
 
 
+def logical_gpus(config: BaseRunConfig | EvaluateConfig) -> int | None:
+    """GPUs of a cluster of the run's own; None: all that Ray finds (flows without a placement see every GPU).
+
+    Raises:
+        ConfigError: this machine's do not allow the placement.
+    """
+    joins = config.ray.address or settings.ray_address() or ray.is_initialized()
+    return None if joins or not isinstance(config, RunConfig) else place(config, torch.cuda.device_count()).gpus
+
+
 # The handles keep the actors alive; they belong to this process, and so end with it.
 _handles: dict[str, dict[str, Any]] = {}
 
@@ -127,14 +149,18 @@ def launch(config: RunConfig, model_path: str, namespace: str) -> RunActors:
     Raises:
         ActorGoneError, ActorTimeoutError: one died or was not ready in time; the message names it. What did start is ended.
     """
+    resources: Any = ray.cluster_resources  # untyped in Ray
+    placement = place(config, int(resources().get("GPU", 0)))
+    config = config.model_copy(update={"generation": config.generation.model_copy(update={"refit": placement.refit.transport})})
     with _starting(namespace, config, config.generation.timeout_s) as start:
         # The engine takes longest, so it goes first.
         engines = names.engines(config.generation.num_engines)
-        _start_engines(start.handles, config, model_path, namespace, engines, _side_by_side(config, config.generation.num_engines))
+        options = _computing(_side_by_side(config, config.generation.num_engines), placement.engine)
+        _start_engines(start.handles, config, model_path, namespace, engines, options)
         start.actor(names.ENVIRONMENT, EnvironmentActor, config.environment, config.seed)
         address = start.data_plane()
-        processes = _side_by_side(config, config.policy.parallel.world_size)
-        start.policy(model_path, config.rollout.temperature, longest_sample(config, model_path), processes)
+        options = _computing(_side_by_side(config, config.policy.parallel.world_size), placement.worker)
+        start.policy(model_path, config.rollout.temperature, longest_sample(config, model_path), options, placement.refit)
         if config.mode == "async":
             start.replay(config, address)
         start.actor(names.COLLECTOR, Collector, config, model_path, namespace, engines, names.ENVIRONMENT, address, threads=4)
@@ -150,7 +176,7 @@ def launch_sft(config: SftConfig, model_path: str, namespace: str, data: Supervi
     """
     with _starting(namespace, config, config.policy.timeout_s) as start:
         address = start.data_plane()
-        start.policy(model_path, 1.0, data.longest, config.policy.parallel.world_size)
+        start.policy(model_path, 1.0, data.longest, _computing(config.policy.parallel.world_size), RefitPlan())
         start.actor(names.COLLECTOR, SupervisedCollector, config, model_path, address, data.allowed)
     return RunActors(namespace, address, [], start.ready)
 
@@ -164,9 +190,10 @@ def launch_engines(config: EvaluateConfig, namespace: str) -> EvaluationActors:
     """
     with _starting(namespace, config, config.generation.timeout_s) as start:
         total = len(config.models) * config.generation.num_engines
+        options = _computing(total)
         found = {label: names.engines(config.generation.num_engines, label) for label in config.models}
         for label, path in config.models.items():
-            _start_engines(start.handles, config, path, namespace, found[label], total)
+            _start_engines(start.handles, config, path, namespace, found[label], options)
     return EvaluationActors(found, start.ready)
 
 
@@ -197,12 +224,12 @@ class _Starting:
         self.address = queue.start(self._namespace, self._config.data_plane)
         return self.address
 
-    def policy(self, model_path: str, temperature: float, longest: int, processes: int) -> None:
+    def policy(self, model_path: str, temperature: float, longest: int, options: dict[str, Any], refit: RefitPlan) -> None:
         config = self._config
         self.actor(
             names.POLICY, PolicyGroup,
             config.policy, model_path, self._namespace, self.address, config.data_plane.timeout_s, config.seed, temperature,
-            _computing(processes), longest,
+            options, longest, refit,
         )  # fmt: skip
 
 
@@ -232,10 +259,14 @@ def stop(namespace: str, address: DataPlaneAddress | None = None) -> None:
 
 
 def _start_engines(
-    handles: dict[str, Any], config: RunConfig | EvaluateConfig, model_path: str, namespace: str, engines: list[str], processes: int
+    handles: dict[str, Any],
+    config: RunConfig | EvaluateConfig,
+    model_path: str,
+    namespace: str,
+    engines: list[str],
+    options: dict[str, Any],
 ) -> None:
     engine, ends = engine_actor_class(), end_token_ids(model_path)
-    options = _computing(processes)
     for index, name in enumerate(engines):
         handles[name] = engine.options(name=name, namespace=namespace, **options).remote(
             config.generation, model_path, config.seed + index, ends
@@ -247,8 +278,8 @@ def _side_by_side(config: RunConfig, own: int) -> int:
     return config.generation.num_engines + config.policy.parallel.world_size if config.mode == "async" else own
 
 
-def _computing(processes: int) -> dict[str, Any]:
-    """Ray options of actors that compute: one logical CPU each; threads share the machine's cores evenly."""
+def _computing(processes: int, gpus: float = 0.0) -> dict[str, Any]:
+    """Ray options of actors that compute: one logical CPU each, and the given GPUs; threads share the machine's cores evenly."""
     threads = str(max(1, settings.cpu_count() // processes))
     # Passive: engines and workers take turns on the same cores, and a thread that spins at a barrier takes the other's turn.
-    return {"num_cpus": 1, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive"}}}
+    return {"num_cpus": 1, "num_gpus": gpus, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive"}}}

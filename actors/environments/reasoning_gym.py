@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import warnings
 from typing import Any
 
@@ -20,7 +21,9 @@ _VALIDATION_SEED = 1_000_003  # far from train seeds: the two splits draw from d
 class ReasoningGymEnvironment(Environment):
     """Train problems come from `seed`; validation problems from a seed of their own, and are kept out of training."""
 
-    def __init__(self, *, task: str, options: dict[str, Any], seed: int, train_size: int, validation_size: int) -> None:
+    def __init__(
+        self, *, task: str, options: dict[str, Any], seed: int, train_size: int, validation_size: int, answer_pattern: str | None
+    ) -> None:
         if task not in DATASETS:
             near = difflib.get_close_matches(task, DATASETS, n=3, cutoff=0.4)
             raise ConfigError(f"environment.task: reasoning_gym has no task {task!r}; near it: {', '.join(near) or 'none'}")
@@ -30,6 +33,7 @@ class ReasoningGymEnvironment(Environment):
             self._validation = reasoning_gym.create_dataset(task, seed=seed + _VALIDATION_SEED, size=validation_size, **options)
         except (TypeError, AssertionError, ValueError) as error:
             raise ConfigError(f"environment.task_options do not fit reasoning_gym's {task!r}: {error}") from None
+        self._pattern = re.compile(answer_pattern) if answer_pattern is not None else None
         self._sizes = {"train": train_size, "validation": validation_size}
         self._held_out = {self._validation[i]["question"] for i in range(validation_size)}
 
@@ -55,4 +59,7 @@ class ReasoningGymEnvironment(Environment):
         )
 
     def score(self, problem: Problem, response: str) -> float:
+        if self._pattern is not None:
+            matches = [match.group() for match in self._pattern.finditer(response)]
+            response = matches[-1] if matches else ""
         return float(self._train.score_answer(response.strip(), problem.payload))

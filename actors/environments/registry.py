@@ -32,6 +32,7 @@ def _construct(config: EnvironmentConfig, seed: int) -> Environment:
             seed=seed,
             train_size=config.train_size,
             validation_size=config.validation_size,
+            answer_pattern=config.answer_pattern,
         )
     if config.kind == "jsonl":
         from actors.environments.jsonl import JsonlEnvironment

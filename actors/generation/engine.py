@@ -16,13 +16,16 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import ray
 import torch
 
+from actors.generation.incoming import Incoming
 from actors.generation.mailboxes import Mailboxes
+from actors.generation.senders import Transfer
 from actors.generation.types import (
     EngineFailedError,
     EngineHealth,
@@ -56,6 +59,9 @@ def prepare_process(config: GenerationConfig) -> None:
         "VLLM_HOST_IP": "127.0.0.1",  # else its rendezvous listens on the network card
         "VLLM_LOGGING_LEVEL": settings.get("VLLM_LOGGING_LEVEL") or "WARNING",
     }
+    if config.refit == "ipc":
+        # Handles of GPU memory hold torch's own types, which AsyncLLM else refuses to send to its core: both are processes of this actor.
+        values["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     if config.enforce_eager:
         # Helpers of vLLM's sampler are compiled even then: 35 s at the first start, 20 s at later ones, on two cores.
         values["TORCH_COMPILE_DISABLE"] = "1"
@@ -83,6 +89,8 @@ class Engine:
         self._owners: dict[str, tuple[str, str]] = {}  # and back
         self._mailboxes = Mailboxes()
         self._updating = threading.Lock()
+        self._incoming: tuple[str, Incoming] = "", Incoming(config.timeout_s)  # of the last transfer that either side named
+        self._asleep = False
         self._numbers = itertools.count()  # a key is never used again: an aborted request may still end under its own
         self._executor: Executor
         self._layout: WeightLayout
@@ -124,6 +132,8 @@ class Engine:
             RequestError, PromptTooLongError: also if the client has a running request of that id. EngineFailedError.
         """
         self._must_be_ready()
+        if self._asleep:
+            self._wake_up()
         self._sampling.check_requests(requests, self._executor.max_model_len, self._executor.vocab_size)
         jobs = [
             self._job(f"{client}/{r.request_id}/{next(self._numbers)}", r.prompt_token_ids, self._sampling.sampling_params(r, self._eos))
@@ -174,13 +184,15 @@ class Engine:
         return self._generate(requests, self._config.timeout_s)
 
     def update_weights(
-        self, weights: Mapping[str, torch.Tensor], version: int, mode: UpdateMode = "wait", recompute_kv_cache: bool = True
+        self, weights: Mapping[str, torch.Tensor] | Transfer, version: int, mode: UpdateMode = "wait", recompute_kv_cache: bool = True
     ) -> WeightUpdate:
         """Replace all weights, and count as `version` from then on. No restart, no file. One update at a time; others queue.
+        An engine that sleeps wakes up.
 
         Args:
             weights: Hugging Face names to full tensors in host memory, any floating dtype; only read. A tied model may leave out
-                lm_head.weight.
+                lm_head.weight. Or what the policy sends at the same time: by `feed` (ipc), or to the communicator of
+                `join_transfer` (nccl); as `GenerationConfig.refit` says.
             mode: "in_flight": between two steps; running requests go on under the new weights. "wait": running requests end first,
                 and what is submitted meanwhile starts under the new weights.
             recompute_kv_cache: in flight, True: running requests' keys and values are computed again under the new weights, prompt and
@@ -193,22 +205,67 @@ class Engine:
             EngineFailedError: vLLM raised while loading, so the weights are a mixture and the engine refuses further work.
         """
         self._must_be_ready()
-        checked = self._layout.checked(weights)
-        with self._updating:
+        with self._updating, self._infos(weights) as (infos, size):
             self._must_be_ready()
             try:
-                pause_s = self._executor.load(self._update(checked, version, mode, recompute_kv_cache), self._config.timeout_s)
+                pause_s = self._executor.load(self._update(infos, version, mode, recompute_kv_cache), self._config.timeout_s)
             except GenerationTimeoutError:
                 raise
             except Exception as error:
                 raise self._fail(_reason(f"update to weight version {version}", error)) from error
-        return WeightUpdate(bytes=sum(tensor.nbytes for tensor in checked.values()), pause_s=pause_s)
+            self._asleep = False
+        return WeightUpdate(bytes=size, pause_s=pause_s)
+
+    def join_transfer(self, init_info: dict[str, Any]) -> None:
+        """Join the communicator of an nccl transfer: vLLM's NCCLWeightTransferInitInfo. Returns when all have joined.
+
+        Raises:
+            EngineFailedError: it did not come about within `timeout_s`.
+        """
+        self._must_be_ready()
+        try:
+            self._executor.join_transfer(init_info, self._config.timeout_s)
+        except Exception as error:
+            raise self._fail(_reason("joining the policy's broadcast", error)) from error
+
+    def feed(self, transfer_id: str, info: dict[str, Any]) -> None:
+        """A piece of an ipc transfer. Returns when it has been loaded; may come before the `update_weights` that it belongs to.
+
+        Raises:
+            RuntimeError: the update has ended, with the reason. TimeoutError: it took longer than `timeout_s`.
+        """
+        self._stream(transfer_id).feed(info)
+
+    def abandon_transfer(self, transfer_id: str, reason: str) -> None:
+        """The policy cannot send the rest: the update that waits for it fails now."""
+        self._stream(transfer_id).close(reason)
+
+    def sleep(self) -> None:
+        """Free GPU memory until the next `update_weights` or request, as `GenerationConfig.sleep_level` says. Idempotent.
+
+        Raises:
+            RuntimeError: requests run, or the level is 0. EngineFailedError: vLLM raised.
+        """
+        self._must_be_ready()
+        if self._config.sleep_level == 0:
+            raise RuntimeError("generation.sleep_level is 0: this engine cannot sleep")
+        if self._open:
+            raise RuntimeError(f"{len(self._open)} requests run: an engine sleeps only when nothing does")
+        with self._updating:
+            if self._asleep:
+                return
+            try:
+                self._executor.sleep(self._config.sleep_level, self._config.timeout_s)
+            except Exception as error:
+                raise self._fail(_reason("sleep", error)) from error
+            self._asleep = True
 
     def health(self) -> EngineHealth:
         """State, weight version and load. Notices a dead engine core."""
         if self._state == "ready" and self._executor.died():
             self._fail("health: vLLM's engine core is dead")
-        return EngineHealth(self._state, self.weight_version, len(self._open), self._failure)
+        updating = self._executor.updating if self._state == "ready" else ""
+        return EngineHealth(self._state, self.weight_version, len(self._open), self._failure, updating)
 
     def shutdown(self) -> None:
         """End vLLM and its processes. Idempotent."""
@@ -246,6 +303,44 @@ class Engine:
                 self._mailboxes.take(client, 0.0)
                 raise GenerationTimeoutError(f"{len(stopped)} of {len(requests)} responses unfinished after {timeout_s:.0f} s")
         return [results[request.request_id] for request in requests]
+
+    @contextmanager
+    def _infos(self, weights: Mapping[str, torch.Tensor] | Transfer) -> Iterator[tuple[Iterable[dict[str, Any]], int]]:
+        """What vLLM gets to load, piece by piece, and its size in bytes."""
+        if not isinstance(weights, Transfer):
+            checked = self._layout.checked(weights)
+            with self._executor.hold(checked) as info:
+                yield [info], sum(tensor.nbytes for tensor in checked.values())
+            return
+        incoming, manifest, why = self._stream(weights.id), weights.manifest, "the update has ended"
+        try:
+            self._layout.check(manifest)
+            if weights.transport == "nccl":
+                yield [manifest.info() | {"packed": True, "packed_buffer_size_bytes": weights.buffer_bytes}], manifest.bytes
+            else:
+                yield incoming.pieces(len(manifest.names)), manifest.bytes
+        except BaseException as error:
+            why = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            incoming.close(why)
+
+    def _stream(self, transfer_id: str) -> Incoming:
+        """The pieces of the transfer; whoever names it first, the sender or the update, opens it."""
+        with self._lock:
+            if self._incoming[0] != transfer_id:
+                self._incoming[1].close("another transfer has begun")
+                self._incoming = transfer_id, Incoming(self._config.timeout_s)
+            return self._incoming[1]
+
+    def _wake_up(self) -> None:
+        with self._updating:
+            if not self._asleep:
+                return
+            if self._config.sleep_level > 1:
+                raise RequestError("the engine sleeps, and has thrown its weights away (generation.sleep_level 2): refit it first")
+            self._executor.wake_up(self._config.timeout_s)
+            self._asleep = False
 
     def _must_be_ready(self) -> None:
         if self._state == "failed":
@@ -297,8 +392,24 @@ class EngineActor:
         return self._engine.collect(client, timeout_s)
 
     @ray.method(concurrency_group="update")
+    def sleep(self) -> None:
+        self._engine.sleep()
+
+    @ray.method(concurrency_group="update")
+    def join_transfer(self, init_info: dict[str, Any]) -> None:
+        self._engine.join_transfer(init_info)
+
+    @ray.method(concurrency_group="feed")
+    def feed(self, transfer_id: str, info: dict[str, Any]) -> None:
+        self._engine.feed(transfer_id, info)
+
+    @ray.method(concurrency_group="health")
+    def abandon_transfer(self, transfer_id: str, reason: str) -> None:
+        self._engine.abandon_transfer(transfer_id, reason)
+
+    @ray.method(concurrency_group="update")
     def update_weights(
-        self, weights: Mapping[str, torch.Tensor], version: int, mode: UpdateMode = "wait", recompute_kv_cache: bool = True
+        self, weights: Mapping[str, torch.Tensor] | Transfer, version: int, mode: UpdateMode = "wait", recompute_kv_cache: bool = True
     ) -> WeightUpdate:
         """Pass an ObjectRef of the weights: Ray resolves it here, from the host's object store."""
         return self._engine.update_weights(weights, version, mode, recompute_kv_cache)
@@ -311,11 +422,11 @@ class EngineActor:
         self._engine.shutdown()
 
 
-def engine_actor_class() -> Any:
+def engine_actor_class(cls: type[EngineActor] = EngineActor) -> Any:
     """`EngineActor` for Ray: `.options(name=..., namespace=..., num_cpus=..., num_gpus=...).remote(config, model_path, seed, eos_ids)`.
 
     On a CPU give OMP_WAIT_POLICY=passive in the options' runtime_env (OpenMP reads it before any code of ours runs): on cores that
     other actors use too, threads that spin made generation 5 to 7 times slower (two threads, two cores, load 10).
     """
     remote: Any = ray.remote  # Ray's stubs do not know concurrency_groups on classes
-    return remote(concurrency_groups={"submit": 1, "collect": COLLECTORS, "update": 1, "health": 1})(EngineActor)
+    return remote(concurrency_groups={"submit": 1, "collect": COLLECTORS, "update": 1, "feed": 1, "health": 1})(cls)

@@ -9,7 +9,8 @@ Imports vLLM (15 s): import it only in the engine's process, after `engine.prepa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -38,9 +39,13 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Update:
-    """A complete, checked set of weights, and how it is to take the place of the one before (`Engine.update_weights`)."""
+    """A complete, checked set of weights, and how it is to take the place of the one before (`Engine.update_weights`).
 
-    weights: Mapping[str, torch.Tensor]
+    Attributes:
+        infos: vLLM's update_info of each piece; asking for the next one may wait for it.
+    """
+
+    infos: Iterable[dict[str, Any]]
     version: int
     mode: UpdateMode
     recompute_kv_cache: bool
@@ -62,6 +67,7 @@ class Executor(Protocol):
     max_model_len: int
     vocab_size: int
     versions: TokenVersions
+    updating: str  # what `load` is doing; empty outside it
 
     def start(self, jobs: Sequence[Job]) -> None:
         """Let them join the running requests, all between the same two steps. Does not wait."""
@@ -69,14 +75,26 @@ class Executor(Protocol):
     def abort(self, keys: Sequence[str]) -> None:
         """Stop those that still run. Does not wait; one that ends meanwhile is reported."""
 
+    def hold(self, weights: Mapping[str, torch.Tensor]) -> AbstractContextManager[dict[str, Any]]:
+        """Host tensors as update_info of the "host" backend, valid inside the block."""
+
+    def join_transfer(self, init_info: dict[str, Any], timeout_s: float) -> None:
+        """vLLM's init_weight_transfer_engine."""
+
     def load(self, update: Update, timeout_s: float) -> float:
-        """Load the weights. Returns the seconds for which running requests stood still.
+        """Load the weights; wake up for it. Returns the seconds for which running requests stood still.
 
         Requests that are started meanwhile begin under the new weights.
 
         Raises:
             GenerationTimeoutError: mode "wait", and requests still ran at the deadline. Nothing was loaded; they go on.
         """
+
+    def sleep(self, level: int, timeout_s: float) -> None:
+        """Free the GPU memory of the KV cache and the weights (`GenerationConfig.sleep_level`). Nothing may run."""
+
+    def wake_up(self, timeout_s: float) -> None:
+        """Take the memory again, with the weights that were kept. Idempotent."""
 
     def died(self) -> bool:
         """Whether a process that vLLM started is gone. Does not wait."""
@@ -104,7 +122,8 @@ def engine_arguments(config: GenerationConfig, model_path: str, seed: int) -> di
         "skip_tokenizer_init": True,  # tokens in, tokens out
         "generation_config": "vllm",  # not the directory's generation_config.json: the requests say all
         "logprobs_mode": "processed_logprobs",  # after temperature and top_p
-        "weight_transfer_config": WeightTransferConfig(backend=weight_transfer.BACKEND),
+        "enable_sleep_mode": config.sleep_level > 0,
+        "weight_transfer_config": WeightTransferConfig(backend=weight_transfer.BACKEND if config.refit == "auto" else config.refit),
         "worker_extension_cls": f"{weight_transfer.__name__}.{weight_transfer.HostWorkerExtension.__name__}",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,

@@ -12,12 +12,14 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models import ModelRegistry
 from vllm.outputs import RequestOutput
@@ -42,6 +44,8 @@ class InProcess:
 
     def __init__(self, arguments: dict[str, Any], sink: Sink) -> None:
         self.versions = TokenVersions()
+        self.updating = ""
+        self._asleep = False
         self._sink = sink
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._due: _Asked | None = None  # waits for the running requests to end
@@ -65,6 +69,27 @@ class InProcess:
     def abort(self, keys: Sequence[str]) -> None:
         self._commands.put(lambda: self._abort(set(keys)))
 
+    def hold(self, weights: Mapping[str, torch.Tensor]) -> AbstractContextManager[dict[str, Any]]:
+        return nullcontext({"weights": weights})
+
+    def join_transfer(self, init_info: dict[str, Any], timeout_s: float) -> None:
+        self._do(lambda: self._rpc("init_weight_transfer_engine", init_info=init_info), timeout_s)
+
+    def sleep(self, level: int, timeout_s: float) -> None:
+        def fall_asleep() -> None:
+            self._llm.sleep(level)
+            self._asleep = True
+
+        self._do(fall_asleep, timeout_s)
+
+    def wake_up(self, timeout_s: float) -> None:
+        def wake() -> None:
+            if self._asleep:
+                self._llm.wake_up()
+                self._asleep = False
+
+        self._do(wake, timeout_s)
+
     def load(self, update: Update, timeout_s: float) -> float:
         asked = self._asked = _Asked(update, time.monotonic() + timeout_s)
         if self._error is not None:
@@ -75,6 +100,7 @@ class InProcess:
                 self._load(asked)
             else:
                 self._due = asked
+                self.updating = "waiting for running requests to end"
 
         self._commands.put(command)
         return asked.pause_s.result(timeout_s + _STEP_S)
@@ -94,7 +120,8 @@ class InProcess:
         try:
             _register_architecture(arguments["model"])
             self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
-            self._llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {}})
+            if arguments["weight_transfer_config"].backend != "nccl":  # which has more to agree on: `join_transfer`
+                self._rpc("init_weight_transfer_engine", init_info={})
             take_down_versions(self._llm.output_processor, self.versions)
         except BaseException as error:  # noqa: BLE001  (`started` raises it in the thread that waits)
             started.set_exception(error)
@@ -111,6 +138,26 @@ class InProcess:
             if self._asked is not None and not self._asked.pause_s.done():
                 self._asked.pause_s.set_exception(error)
             self._sink.failed(self._doing, error)
+
+    def _rpc(self, method: str, **arguments: Any) -> None:
+        self._llm.collective_rpc(method, kwargs=arguments)
+
+    def _do(self, command: Callable[[], None], timeout_s: float) -> None:
+        """Run it in the thread that steps the model, and wait for its end."""
+        done: Future[None] = Future()
+
+        def answered() -> None:
+            try:
+                command()
+            except Exception as error:  # noqa: BLE001  (the caller raises it)
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        if self._error is not None:
+            raise self._error
+        self._commands.put(answered)
+        done.result(timeout_s)
 
     def _obey(self) -> None:
         # An idle engine sleeps until the next command; a running one only picks up those that are there.
@@ -147,6 +194,7 @@ class InProcess:
             return
         self._due = None
         if running:
+            self.updating = ""
             asked.pause_s.set_exception(overdue(asked.update.version, running))
         else:
             self._load(asked)
@@ -155,21 +203,25 @@ class InProcess:
 
     def _load(self, asked: _Asked) -> None:
         began, running = time.monotonic(), self._llm.has_unfinished_requests()
+        self.updating = f"loading weight version {asked.update.version}"
         self._doing = f"update to weight version {asked.update.version}"
         core = cast(InprocClient, self._llm.engine_core).engine_core
         core.pause_scheduler("keep", clear_cache=False)
         while core.batch_queue:  # asynchronous scheduling, on a GPU: a step that has begun ends under the old weights
             self._step()
-        for method, kwargs in (
-            ("start_weight_update", {}),
-            ("update_weights", {"update_info": {"weights": asked.update.weights}}),
-            ("finish_weight_update", {}),
-        ):
-            self._llm.collective_rpc(method, kwargs=kwargs)
+        if self._asleep:
+            self._llm.wake_up(["weights"])
+        self._rpc("start_weight_update")
+        for info in asked.update.infos:
+            self._rpc("update_weights", update_info=info)
+        self._rpc("finish_weight_update")
+        if self._asleep:
+            self._llm.wake_up(["kv_cache"])
+            self._asleep = False
         if asked.update.recompute_kv_cache or not running:
             must_reset(self._llm.reset_prefix_cache(reset_running_requests=True))
         core.resume_scheduler()
-        self._doing = "generate"
+        self._doing, self.updating = "generate", ""
         ended = time.monotonic()
         self.versions.loaded(asked.update.version, ended)
         asked.pause_s.set_result(ended - began if running else 0.0)

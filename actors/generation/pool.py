@@ -48,7 +48,7 @@ class EnginePool:
             timeout_s: longest wait for one call; an engine that is silent for longer counts as dead.
             recover: go on with the engines that are left, when one dies; otherwise the first death is an error.
         """
-        self._namespace, self._timeout_s, self._recover = namespace, timeout_s, recover
+        self.namespace, self._timeout_s, self._recover = namespace, timeout_s, recover
         self._router = Router(engines)
         self._handles: dict[str, Any] = {}
         self._client = uuid.uuid4().hex
@@ -133,7 +133,14 @@ class EnginePool:
             EngineDiedError, NoEngineError: as `generate`. WeightMismatchError: the weights fit none of the engines, and all keep what
             they had. GenerationTimeoutError: mode "wait", and an engine's requests did not end in time.
         """
-        what, timeout_s = f"refit to weight version {version}", self._timeout_s + _GRACE_S
+        return self.end_update(self.begin_update(weights, version, mode, recompute_kv_cache), version)
+
+    def begin_update(self, weights: Any, version: int, mode: UpdateMode, recompute_kv_cache: bool) -> dict[str, Any]:
+        """As `update_weights`, without waiting: references by engine. `weights` may be a `Transfer`, which the policy then sends.
+
+        Raises:
+            EngineDiedError, NoEngineError: as `generate`.
+        """
         refs = {}
         for name in self._router.alive:
             try:
@@ -141,6 +148,11 @@ class EnginePool:
             except EngineDiedError:
                 if not (self._recover and self._router.alive):
                     raise
+        return refs
+
+    def end_update(self, refs: Mapping[str, Any], version: int) -> dict[str, WeightUpdate]:
+        """Wait for what `begin_update` began. Returns and raises as `update_weights`."""
+        what, timeout_s = f"refit to weight version {version}", self._timeout_s + _GRACE_S
         if not self._recover:
             return self._wait(refs, what, timeout_s)
         taken, refused = self._answers(refs, what)
@@ -149,6 +161,23 @@ class EnginePool:
         if not taken:
             raise self._router.none_alive(())
         return taken
+
+    def begin_join(self, address: str, port: int, ranks_per_engine: int) -> dict[str, Any]:
+        """Let all living engines join the policy's broadcast, whose rank 0 is the policy. References by engine."""
+        world = 1 + len(self._router.alive) * ranks_per_engine
+        info = {"master_address": address, "master_port": port, "world_size": world}
+        return {
+            name: self._handle(name).join_transfer.remote(info | {"rank_offset": 1 + index * ranks_per_engine})
+            for index, name in enumerate(self._router.alive)
+        }
+
+    def sleep(self) -> None:
+        """Let all living engines free their GPU memory until the next refit (`Engine.sleep`).
+
+        Raises:
+            EngineDiedError: as `generate`.
+        """
+        self._wait({name: self._handle(name).sleep.remote() for name in self._router.alive}, "sleep", self._timeout_s)
 
     def health(self, timeout_s: float = 10.0) -> dict[str, EngineHealth]:
         """What each living engine says of itself.
@@ -236,7 +265,7 @@ class EnginePool:
     def _handle(self, name: str) -> Any:
         if name not in self._handles:
             try:
-                self._handles[name] = find(name, self._namespace)
+                self._handles[name] = find(name, self.namespace)
             except ActorGoneError as error:
                 raise self._died(name, error) from error
         return self._handles[name]

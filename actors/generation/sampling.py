@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from vllm.logprobs import Logprob
+from vllm.logprobs import FlatLogprobs
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -22,6 +22,7 @@ def sampling_params(request: GenerationRequest, eos_token_ids: Sequence[int]) ->
         seed=request.seed,
         stop_token_ids=list(eos_token_ids),
         logprobs=0,  # the sampled token's alone
+        flat_logprobs=True,  # lists of numbers, not an object for each token of each response
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
@@ -58,16 +59,16 @@ def result(output: RequestOutput, request_id: str, segments: Segments) -> Genera
     """
     completion = output.outputs[0]
     token_ids = list(completion.token_ids)
-    logprobs = cast(list[dict[int, Logprob]] | None, completion.logprobs)  # only a prompt's have gaps
+    flat = cast(FlatLogprobs | None, completion.logprobs)
     reasons: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
-    if completion.finish_reason not in reasons or logprobs is None:
+    if completion.finish_reason not in reasons or flat is None:
         raise RuntimeError(f"request {request_id!r} ended as {completion.finish_reason!r}")
     if sum(count for _, count in segments) != len(token_ids):
         raise RuntimeError(f"request {request_id!r} has {len(token_ids)} tokens, but weight versions {segments}")
     return GenerationResult(
         request_id=request_id,
         token_ids=token_ids,
-        logprobs=[entry[token].logprob for entry, token in zip(logprobs, token_ids, strict=True)],
+        logprobs=[flat.logprobs[start] for start in flat.start_indices],  # the sampled token comes first at each position
         finish_reason=reasons[completion.finish_reason],
         weight_segments=segments,
     )

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
+import torch
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.outputs import RequestOutput
@@ -31,6 +33,8 @@ class Async:
 
     def __init__(self, arguments: dict[str, Any], sink: Sink, timeout_s: float) -> None:
         self.versions = TokenVersions()
+        self.updating = ""
+        self._asleep = False
         self._sink = sink
         self._loop = asyncio.new_event_loop()
         self._door = asyncio.Lock()  # held while requests are added, and during an update
@@ -49,13 +53,33 @@ class Async:
     def abort(self, keys: Sequence[str]) -> None:
         self._loop.call_soon_threadsafe(self._abort, keys)
 
-    def load(self, update: Update, timeout_s: float) -> float:
-        shared = SharedWeights(update.weights)  # copied before the requests are paused
+    @contextmanager
+    def hold(self, weights: Mapping[str, torch.Tensor]) -> Iterator[dict[str, Any]]:
+        shared = SharedWeights(weights)  # copied before the requests are paused
         try:
-            work = self._load(update, shared.address(), time.monotonic() + timeout_s)
-            return self._wait(work, timeout_s + 1.0, "the engine core to load the weights")
+            yield {"shared": shared.address()}
         finally:
             shared.close()
+
+    def join_transfer(self, init_info: dict[str, Any], timeout_s: float) -> None:
+        work = self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=init_info))
+        self._wait(work, timeout_s, "the engine core to join the policy's broadcast")
+
+    def load(self, update: Update, timeout_s: float) -> float:
+        try:
+            work = self._load(update, time.monotonic() + timeout_s)
+            return self._wait(work, timeout_s + 1.0, "the engine core to load the weights")
+        finally:
+            self.updating = ""
+
+    def sleep(self, level: int, timeout_s: float) -> None:
+        self._wait(self._llm.sleep(level), timeout_s, "the engine core to free its GPU memory")
+        self._asleep = True
+
+    def wake_up(self, timeout_s: float) -> None:
+        if self._asleep:
+            self._wait(self._llm.wake_up(), timeout_s, "the engine core to take its GPU memory")
+            self._asleep = False
 
     def died(self) -> bool:
         return bool(self._llm.errored)
@@ -81,7 +105,8 @@ class Async:
     async def _begin(self, arguments: dict[str, Any]) -> AsyncLLM:
         llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
         take_down_versions(llm.output_processor, self.versions)
-        await llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
+        if arguments["weight_transfer_config"].backend != "nccl":  # which has more to agree on: `join_transfer`
+            await llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
         return llm
 
     def _start(self, jobs: Sequence[Job]) -> None:
@@ -121,8 +146,9 @@ class Async:
             self._wanted.discard(key)
             self._running.discard(key)
 
-    async def _load(self, update: Update, address: dict[str, Any], deadline: float) -> float:
+    async def _load(self, update: Update, deadline: float) -> float:
         async with self._door:
+            self.updating = "waiting for running requests to end"
             while update.mode == "wait" and self._running:
                 if time.monotonic() > deadline:
                     raise overdue(update.version, len(self._running))
@@ -131,9 +157,20 @@ class Async:
             # AsyncLLM.pause_generation does this and sleeps 20 ms more, so that outputs are seen first: their times tell them apart here.
             await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
             still = time.monotonic()
+            if self._asleep:
+                await self._llm.wake_up(["weights"])
             await self._llm.start_weight_update()
-            await self._llm.update_weights(WeightTransferUpdateRequest(update_info={"shared": address}))
+            infos, piece = iter(update.infos), 0
+            self.updating = "waiting for the policy's weights"
+            while (info := await asyncio.to_thread(next, infos, None)) is not None:
+                piece += 1
+                self.updating = f"loading piece {piece} of weight version {update.version}"
+                await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
+                self.updating = f"waiting for piece {piece + 1} of the policy's weights"
             await self._llm.finish_weight_update()
+            if self._asleep:
+                await self._llm.wake_up(["kv_cache"])
+                self._asleep = False
             if update.recompute_kv_cache or not running:
                 must_reset(await self._llm.reset_prefix_cache(reset_running_requests=True))
             self.versions.loaded(update.version, still)

@@ -15,6 +15,7 @@ from actors.waiting import ActorGoneError
 FinishReason = Literal["stop", "length"]
 EngineState = Literal["new", "ready", "failed", "stopped"]
 UpdateMode = Literal["in_flight", "wait"]  # between two steps of running requests, or after they have finished
+Transport = Literal["host", "ipc", "nccl"]  # host memory; memory of a GPU that policy and engine share; broadcast between GPUs
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,20 @@ class UpdateOptions:
 
 
 @dataclass(frozen=True)
+class RefitPlan:
+    """How weights travel from the policy to the engines of a run.
+
+    Attributes:
+        buffer_bytes: ipc, nccl: of a piece on its way.
+        ranks_per_engine: vLLM workers of an engine (tensor_parallel_size).
+    """
+
+    transport: Transport = "host"
+    buffer_bytes: int = 2**30
+    ranks_per_engine: int = 1
+
+
+@dataclass(frozen=True)
 class WeightUpdate:
     """What an update of the weights took.
 
@@ -103,12 +118,18 @@ class WeightUpdate:
 
 @dataclass(frozen=True)
 class EngineHealth:
-    """What an engine says of itself. `failure` is empty unless the state is "failed"."""
+    """What an engine says of itself.
+
+    Attributes:
+        failure: empty unless the state is "failed".
+        updating: what an update of the weights is doing; empty when there is none.
+    """
 
     state: EngineState
     weight_version: int
     running_requests: int
     failure: str = ""
+    updating: str = ""
 
 
 class RequestError(ValueError):

@@ -2,6 +2,7 @@
 
     {name: tensor} ── checked ──► in_process: the same tensors          ──► vLLM loads
                           └─────► async: SharedWeights (memory file) ──► engine core maps it, vLLM loads
+    Manifest ── check ──► what a policy on GPUs will send (senders.py) ──► vLLM's own transfer engines
 
 Names are those of the Hugging Face checkpoint that the engine was started from. Does not import vLLM.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -27,6 +28,44 @@ _DERIVED_SUFFIX = "rotary_emb.inv_freq"  # old Llama checkpoints store it; it is
 
 
 @dataclass(frozen=True)
+class Manifest:
+    """What a policy sends: Hugging Face names, dtypes and shapes, in this order."""
+
+    names: tuple[str, ...]
+    dtypes: tuple[torch.dtype, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, weights: Iterable[tuple[str, torch.Tensor]]) -> Manifest:
+        """Of weights that are there. Keeps none of them."""
+        rows = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in weights]
+        return cls(tuple(row[0] for row in rows), tuple(row[1] for row in rows), tuple(row[2] for row in rows))
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each."""
+        return [prod(shape) * dtype.itemsize for shape, dtype in zip(self.shapes, self.dtypes, strict=True)]
+
+    @property
+    def bytes(self) -> int:
+        """Of all together."""
+        return sum(self.sizes)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest."""
+        return max(self.sizes)
+
+    def info(self) -> dict[str, Any]:
+        """The part of vLLM's update_info that describes the weights."""
+        return {
+            "names": list(self.names),
+            "dtype_names": [str(dtype).removeprefix("torch.") for dtype in self.dtypes],
+            "shapes": [list(shape) for shape in self.shapes],
+        }
+
+
+@dataclass(frozen=True)
 class WeightLayout:
     """Names and shapes that a complete set of weights has; `tied`: lm_head is the embedding and need not be sent."""
 
@@ -34,23 +73,31 @@ class WeightLayout:
     tied: bool
 
     def checked(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The tensors to load: all of the layout, none besides. Any floating dtype; vLLM casts to the engine's.
+        """The tensors to load: all of the layout, none besides.
+
+        Raises:
+            WeightMismatchError: as `check`.
+        """
+        self.check(Manifest.of(weights.items()))
+        return {name: tensor for name, tensor in weights.items() if name in self.shapes}
+
+    def check(self, manifest: Manifest) -> None:
+        """See that these are all weights of the layout. Any floating dtype; vLLM casts to the engine's.
 
         Raises:
             WeightMismatchError: an unknown or missing name, another shape, or integers.
         """
         optional = {_LM_HEAD} if self.tied else set()
-        if unknown := sorted(set(weights) - set(self.shapes) - optional):
+        if unknown := sorted(set(manifest.names) - set(self.shapes) - optional):
             raise WeightMismatchError(f"the model has no weight {unknown[0]!r} ({len(unknown)} unknown name(s) in the update)")
-        if missing := sorted(set(self.shapes) - set(weights)):
+        if missing := sorted(set(self.shapes) - set(manifest.names)):
             raise WeightMismatchError(f"the update lacks weight {missing[0]!r} ({len(missing)} of {len(self.shapes)} are missing)")
-        for name, tensor in weights.items():
+        for name, dtype, found in zip(manifest.names, manifest.dtypes, manifest.shapes, strict=True):
             shape = self.shapes.get(name) or self.shapes["model.embed_tokens.weight"]
-            if tuple(tensor.shape) != shape:
-                raise WeightMismatchError(f"weight {name!r} has shape {tuple(tensor.shape)}, the model's has {shape}")
-            if not tensor.dtype.is_floating_point:
-                raise WeightMismatchError(f"weight {name!r} has dtype {tensor.dtype}, which is not a floating one")
-        return {name: tensor for name, tensor in weights.items() if name in self.shapes}
+            if found != shape:
+                raise WeightMismatchError(f"weight {name!r} has shape {found}, the model's has {shape}")
+            if not dtype.is_floating_point:
+                raise WeightMismatchError(f"weight {name!r} has dtype {dtype}, which is not a floating one")
 
 
 def read_layout(model_path: str) -> WeightLayout:

@@ -23,9 +23,10 @@ from actors.data_plane.meta import KVBatchMeta
 from actors.data_plane.metrics import OperationUsage, merge
 from actors.data_plane.sharding import plan_batch
 from actors.generation.pool import EnginePool
-from actors.generation.types import UpdateOptions
+from actors.generation.types import RefitPlan, UpdateOptions, WeightUpdate
 from actors.policy.executors import Request, build_executor
 from actors.policy.flops import training_flops
+from actors.policy.sender import Sender
 from actors.policy.warm_up import warm_up
 from actors.policy.worker_actor import Objective, PolicyWorkerActor
 from actors.waiting import wait_all
@@ -59,16 +60,19 @@ class PolicyGroup:
         temperature: float,
         worker_options: dict[str, Any],
         longest: int,
+        refit_plan: RefitPlan,
     ) -> None:
         self._config, self._namespace, self._address = config, namespace, address
         self._version, self._model_path, self._timeout_s, self._longest = 0, model_path, timeout_s, longest
         self._lock = threading.RLock()
+        self._refit_plan = refit_plan
         self._engines: EnginePool | None = None  # known at the first refit
+        self._sender: Sender | None = None  # likewise
         init_method = f"tcp://127.0.0.1:{_free_port()}"
         remote = ray.remote(PolicyWorkerActor)
         self._workers = [
             remote.options(name=f"policy-worker-{rank}", namespace=namespace, **worker_options).remote(
-                config, model_path, rank, init_method, address, timeout_s, seed, temperature
+                config, model_path, rank, init_method, address, timeout_s, seed, temperature, refit_plan.transport
             )
             for rank in range(config.parallel.world_size)
         ]
@@ -163,21 +167,25 @@ class PolicyGroup:
         started = time.monotonic()
         if self._engines is None:
             self._engines = EnginePool(self._namespace, engines, timeout_s=self._config.timeout_s, recover=options.recover)
-        refs = {f"policy-worker-{rank}": worker.export_weights.remote() for rank, worker in enumerate(self._workers)}
-        # Only readiness is awaited: the tensors stay in the object store, and each engine maps them there.
-        ray.wait(list(refs.values()), num_returns=len(refs), timeout=self._config.timeout_s)
-        weights = refs["policy-worker-0"]
-        others = {name: ref for name, ref in refs.items() if name != "policy-worker-0"}
-        wait_all(others, what="refit: export", timeout_s=self._config.timeout_s)
-        exported = time.monotonic()
-        taken = self._engines.update_weights(weights, self._version, options.mode, options.recompute_kv_cache)
+        if self._refit_plan.transport == "host":
+            taken = self._refit_through_host(self._engines, options)
+        else:
+            self._sender = self._sender or Sender(self._refit_plan, self._named_workers(), self._engines, self._config.timeout_s)
+            taken = self._sender.send(self._version, options)
         return {
             "weight_version": self._version,
             "refit_s": time.monotonic() - started,
-            "export_s": exported - started,
             "bytes": float(max(update.bytes for update in taken.values())),
             "pause_s": max(update.pause_s for update in taken.values()),
         }
+
+    def _refit_through_host(self, engines: EnginePool, options: UpdateOptions) -> dict[str, WeightUpdate]:
+        refs = {name: worker.export_weights.remote() for name, worker in self._named_workers().items()}
+        # Only readiness is awaited: the tensors stay in the object store, and each engine maps them there.
+        ray.wait(list(refs.values()), num_returns=len(refs), timeout=self._config.timeout_s)
+        weights = refs.pop("policy-worker-0")
+        wait_all(refs, what="refit: export", timeout_s=self._config.timeout_s)
+        return engines.update_weights(weights, self._version, options.mode, options.recompute_kv_cache)
 
     @_one_at_a_time
     def save_hf(self, path: str) -> None:
@@ -198,8 +206,11 @@ class PolicyGroup:
         return metrics | {"padding_waste": 1 - plan.token_efficiency} if method == "train_step" else metrics
 
     def _on_all(self, method: str, *arguments: Any) -> list[Any]:
-        refs = {f"policy-worker-{rank}": getattr(worker, method).remote(*arguments) for rank, worker in enumerate(self._workers)}
+        refs = {name: getattr(worker, method).remote(*arguments) for name, worker in self._named_workers().items()}
         return list(wait_all(refs, what=method, timeout_s=self._config.timeout_s).values())
+
+    def _named_workers(self) -> dict[str, Any]:
+        return {f"policy-worker-{rank}": worker for rank, worker in enumerate(self._workers)}
 
     def _data_rank(self, rank: int) -> int:
         # Megatron's default order "tp-cp-ep-dp-pp": tensor fastest, then context, then data, pipeline slowest.

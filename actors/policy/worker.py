@@ -26,6 +26,7 @@ import torch
 
 from actors.data_plane.interface import DataPlane
 from actors.data_plane.sharding import ShardPlan
+from actors.generation.weights import Manifest
 from actors.policy import batch as batches
 from actors.policy import device as devices
 from actors.policy.batch import MicroBatch
@@ -238,6 +239,29 @@ class PolicyWorker:
         keep = self._rank == 0
         weights = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in export_hf(self._bare, self._hf) if keep}
         return weights if keep else None
+
+    @_on_device
+    def manifest(self) -> Manifest:
+        """What `send_weights` sends. A collective, which gathers every weight once to see its shape."""
+        from actors.policy.weights import export_hf
+
+        return Manifest.of(export_hf(self._bare, self._hf))
+
+    @_on_device
+    def send_weights(self, send: Callable[[Iterator[tuple[str, torch.Tensor]]], object]) -> None:
+        """Give `send` all weights, one after the other, under Hugging Face names, as full tensors on this rank's device. A collective:
+        every rank's `send` must take all of them. Only what `send` keeps stays in memory. Returns when the device has done it.
+        """
+        from actors.policy.weights import export_hf
+
+        torch.cuda.synchronize()  # `send` may use streams of its own; the optimizer's last update must be seen there
+        send(export_hf(self._bare, self._hf))
+        torch.cuda.synchronize()
+
+    @_on_device
+    def on_device[T](self, call: Callable[[], T]) -> T:
+        """The call's result, with this worker's device as the current one."""
+        return call()
 
     def save_hf(self, path: str) -> None:
         """Write a Hugging Face directory: weights, and the source model's configuration and tokenizer. A collective."""

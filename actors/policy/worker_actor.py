@@ -6,14 +6,22 @@ A compiled graph runs `execute` on a background thread beside ordinary calls, so
 
 from __future__ import annotations
 
+import socket
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
+
+import ray
 
 from actors.data_plane.connect import DataPlaneAddress, connect
 from actors.data_plane.metrics import OperationUsage
 from actors.data_plane.sharding import ShardPlan
+from actors.generation import senders
+from actors.generation.senders import Transfer
+from actors.generation.types import Transport
+from actors.generation.weights import Manifest
 from actors.policy.executors import Request
 from configs.policy import OptimizerConfig, PolicyConfig
 
@@ -48,9 +56,12 @@ class PolicyWorkerActor:
         timeout_s: float,
         seed: int,
         temperature: float,
+        transport: Transport = "host",
     ) -> None:
+        """As `PolicyWorker`; and how its weights will go to engines."""
         from actors.policy.worker import PolicyWorker  # Megatron: imported in the worker's process only
 
+        self._transport, self._communicator = transport, None
         self._plane = connect(address, timeout_s=timeout_s)
         self._worker = PolicyWorker(config, model_path, rank, init_method, self._plane, seed, temperature)
         self._busy, self._running = threading.Lock(), ""
@@ -102,7 +113,10 @@ class PolicyWorkerActor:
     def setup(self) -> dict[str, Any]:
         """`PolicyWorker.setup`."""
         with self._alone("setup"):
-            return self._worker.setup()
+            info = self._worker.setup()
+            if self._transport != "host":
+                senders.prepare()
+            return info
 
     def snapshot_reference(self) -> None:
         """`PolicyWorker.snapshot_reference`."""
@@ -118,6 +132,43 @@ class PolicyWorkerActor:
         """`PolicyWorker.export_weights`."""
         with self._alone("export_weights"):
             return self._worker.export_weights()
+
+    def manifest(self) -> Manifest:
+        """`PolicyWorker.manifest`."""
+        with self._alone("manifest"):
+            return self._worker.manifest()
+
+    def rendezvous(self) -> tuple[str, int]:
+        """Address and free port of this worker's host, at which a broadcast's ranks can meet."""
+        address = ray.util.get_node_ip_address()
+        with socket.socket() as sock:
+            sock.bind((address, 0))
+            return address, int(sock.getsockname()[1])
+
+    def join_broadcast(self, address: str, port: int, world_size: int) -> None:
+        """Be rank 0 of a communicator with all vLLM workers. Returns when they have joined."""
+        with self._alone("join_broadcast"):
+            self._communicator = self._worker.on_device(lambda: senders.join_broadcast(address, port, world_size))
+
+    def send_weights(self, transfer: Transfer, namespace: str, engines: Sequence[str], timeout_s: float) -> None:
+        """Send this policy's weights to the engines, which wait for them in `Engine.update_weights`. All ranks together.
+
+        Raises:
+            What the last engine raised, when none is left (ipc). PeerLostError: another rank did not take part.
+        """
+        with self._alone("send_weights"):
+            if transfer.transport == "nccl":
+                leads = self._communicator is not None
+                self._worker.send_weights(
+                    lambda weights: senders.broadcast(weights, transfer, self._communicator) if leads else deque(weights, 0)
+                )
+                return
+            delivery = senders.Delivery(namespace, engines, transfer, timeout_s)
+            try:
+                self._worker.send_weights(lambda weights: senders.share(weights, transfer, delivery))
+            except Exception as error:
+                delivery.abandon(f"the policy could not send its weights: {type(error).__name__}: {error}")
+                raise
 
     def save_hf(self, path: str) -> None:
         """`PolicyWorker.save_hf`."""

@@ -88,6 +88,8 @@ class Collector:
             written |= {done.group.uid: done for done in scoring.written(0.0)}
         while scoring:
             written |= {done.group.uid: done for done in scoring.written(_POLL_S)}
+        if self._config.generation.sleep_level:
+            self._pool.sleep()  # until the refit
         in_order = [written[group.uid] for group in groups]
         return Rollout(
             meta=KVBatchMeta.concat([done.meta for done in in_order]),

@@ -38,6 +38,16 @@ def test_right_and_wrong_answers() -> None:
         assert env.score(problem, wrong) < 1
 
 
+def test_the_last_match_of_a_pattern_is_the_answer() -> None:
+    env = build(gym(answer_pattern=r"-?\d+"), 0)
+    problem = env.problem("train", 0)
+    assert env.correct(env.score(problem, f"First 99999. So the answer is {problem.answer}."))
+    assert not env.correct(env.score(problem, f"It is {problem.answer}, or 99999."))
+    assert env.score(problem, "no number") < 1
+    with pytest.raises(ValueError, match="no regular expression"):
+        gym(answer_pattern="(")
+
+
 def test_uids_are_unique_and_indices_bounded() -> None:
     env = build(gym(), 0)
     assert len({env.problem("train", i).uid for i in range(200)}) == 200

@@ -13,7 +13,7 @@ import ray
 import torch
 
 from actors.data_plane.connect import DataPlaneAddress, connect
-from actors.generation.types import UpdateOptions, WeightUpdate
+from actors.generation.types import RefitPlan, UpdateOptions, WeightUpdate
 from actors.policy import device as devices
 from actors.policy.executors import CompiledExecutor, PlainExecutor
 from actors.policy.group import PolicyGroup
@@ -114,7 +114,7 @@ def group_of(address: DataPlaneAddress, model: Path) -> Iterator[Callable[[str],
             single = {"num_cpus": 0, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}
             # Eight threads, against its nature, for the test that tries to make calls overlap.
             actor = ray.remote(num_cpus=0, max_concurrency=8)(Group)
-            group = actor.remote(config, str(model), f"compiled-{layout}", address, 30.0, 0, 0.8, single, 32)
+            group = actor.remote(config, str(model), f"compiled-{layout}", address, 30.0, 0, 0.8, single, 32, RefitPlan())
             assert "compiled graph over" in ray.get(group.ready.remote(), timeout=240)
             ray.get(group.snapshot_reference.remote(), timeout=60)
             groups[layout] = group

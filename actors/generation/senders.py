@@ -1,0 +1,127 @@
+"""The policy's side of vLLM's weight transfer engines: all weights, one after the other, out of a worker's process.
+
+    export ──(name, tensor)──► ipc:  pieces in a buffer of this GPU ──deliver(handle)──► engines on the same GPU copy it out
+                          └──► nccl: pieces, broadcast to every vLLM worker ────────────► engines receive
+
+Every policy rank calls the same sender with the same tensors: gathering them is a collective. vLLM is imported by the calls (10 s).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import ray
+import torch
+
+from actors.generation.types import EngineFailedError
+from actors.generation.weights import Manifest
+from actors.waiting import ActorGoneError, ActorTimeoutError, find, wait
+
+Weights = Iterator[tuple[str, torch.Tensor]]  # Hugging Face names and full tensors on this rank's GPU
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One update on its way. Small and picklable: both sides get it, the tensors take the other road.
+
+    Attributes:
+        transport: "ipc" or "nccl".
+        buffer_bytes: of a piece; a larger tensor is a piece of its own.
+    """
+
+    transport: str
+    manifest: Manifest
+    buffer_bytes: int
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def ipc_bytes(self) -> int:
+        """Of the buffer that holds every piece: no larger than the weights, no smaller than the largest of them."""
+        return max(self.manifest.largest, min(self.manifest.bytes, self.buffer_bytes))
+
+
+def prepare() -> None:
+    """Import what the senders need, which takes seconds, before the first update waits for it."""
+    from vllm.distributed.weight_transfer import ipc_engine, nccl_engine  # noqa: F401
+
+
+def join_broadcast(address: str, port: int, world_size: int) -> Any:
+    """vLLM's communicator with this process as rank 0. Returns when all others have joined."""
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
+
+    with _own_stream():
+        return NCCLWeightTransferEngine.trainer_init({"master_address": address, "master_port": port, "world_size": world_size})
+
+
+def broadcast(weights: Weights, transfer: Transfer, communicator: Any) -> None:
+    """Send all weights to every vLLM worker of the communicator. Returns when they have left."""
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
+
+    with _own_stream():
+        NCCLWeightTransferEngine.trainer_send_weights(
+            weights, {"group": communicator, "packed": True, "packed_buffer_size_bytes": transfer.buffer_bytes}
+        )
+    torch.cuda.synchronize()
+
+
+def share(weights: Weights, transfer: Transfer, deliver: Callable[[dict[str, Any]], None]) -> None:
+    """Lay the weights into a buffer, piece by piece; rank 0 delivers a handle to each, and the buffer is filled again once it returns."""
+    from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
+
+    IPCWeightTransferEngine.trainer_send_weights(
+        weights,
+        {
+            "send_mode": lambda info: deliver(asdict(info)),
+            "packed": True,
+            "packed_buffer_size_bytes": transfer.ipc_bytes,
+        },
+    )
+
+
+def _own_stream() -> AbstractContextManager[Any]:
+    """Keep this thread's current stream. vLLM's communicator would give the thread a new one for good (vllm.utils current_stream), on
+    which the worker's later calls ran unordered with those of its other threads."""
+    return torch.cuda.stream(torch.cuda.current_stream())
+
+
+class Delivery:
+    """Brings pieces to engine actors. One that dies, fails or refuses is left out from then on: who asked for its update hears why."""
+
+    def __init__(self, namespace: str, engines: Sequence[str], transfer: Transfer, timeout_s: float) -> None:
+        """
+        Raises:
+            ActorGoneError: none of the engines is there.
+        """
+        self._handles: dict[str, Any] = {}
+        self._id, self._timeout_s = transfer.id, timeout_s
+        for name in engines:
+            try:
+                self._handles[name] = find(name, namespace)
+            except ActorGoneError:
+                if name == engines[-1] and not self._handles:
+                    raise
+
+    def __call__(self, info: dict[str, Any]) -> None:
+        """Return when every engine that is left has loaded the piece.
+
+        Raises:
+            The last engine's error, when none is left.
+        """
+        info_ref = ray.put(info)
+        refs = {name: handle.feed.remote(self._id, info_ref) for name, handle in self._handles.items()}
+        for name, ref in refs.items():
+            try:
+                wait(ref, who=name, what="refit: load a piece of the weights", timeout_s=self._timeout_s)
+            except (ActorGoneError, ActorTimeoutError, EngineFailedError, RuntimeError, TimeoutError):
+                del self._handles[name]
+                if not self._handles:
+                    raise
+
+    def abandon(self, reason: str) -> None:
+        """Tell the engines that nothing more comes. Does not wait."""
+        for handle in self._handles.values():
+            handle.abandon_transfer.remote(self._id, reason)

@@ -1,0 +1,139 @@
+"""What an engine does with a `Transfer` and with sleep, seen without vLLM: a stand-in for the executor loads the pieces."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from actors.generation.engine import Engine
+from actors.generation.senders import Transfer
+from actors.generation.types import EngineFailedError, GenerationRequest, RequestError, WeightMismatchError, WeightUpdate
+from actors.generation.versions import TokenVersions
+from actors.generation.weights import Manifest, WeightLayout
+from configs.rollout import GenerationConfig
+
+WEIGHTS = {"a": torch.zeros(2, 3), "b": torch.zeros(4), "c": torch.zeros(5)}
+MANIFEST = Manifest.of(WEIGHTS.items())
+
+
+class Loads:
+    """Remembers what it was given."""
+
+    max_model_len, vocab_size, updating = 16, 8, ""
+
+    def __init__(self) -> None:
+        self.versions = TokenVersions()
+        self.loaded: list[dict[str, Any]] = []
+        self.said: list[str] = []
+
+    def load(self, update: Any, timeout_s: float) -> float:
+        self.loaded.extend(update.infos)
+        return 0.25
+
+    def died(self) -> bool:
+        return False
+
+    def start(self, jobs: Any) -> None:
+        self.said.append("start")
+
+    def sleep(self, level: int, timeout_s: float) -> None:
+        self.said.append(f"sleep {level}")
+
+    def wake_up(self, timeout_s: float) -> None:
+        self.said.append("wake up")
+
+
+def engine(**changes: Any) -> tuple[Engine, Loads]:
+    """As `start` would leave it."""
+    made, loads = Engine(GenerationConfig(timeout_s=5.0, **changes), "nowhere", 0, [1]), Loads()
+    made._executor, made._state = loads, "ready"  # type: ignore[assignment]
+    made._layout = WeightLayout({name: tuple(tensor.shape) for name, tensor in WEIGHTS.items()}, tied=False)
+    made._update = lambda infos, *_: SimpleNamespace(infos=infos)  # type: ignore[assignment]
+    made._job = lambda key, *_: SimpleNamespace(key=key)  # type: ignore[assignment]
+    made._sampling = SimpleNamespace(check_requests=lambda *_: None, sampling_params=lambda *_: None)  # type: ignore[assignment]
+    return made, loads
+
+
+@pytest.fixture
+def pool() -> Any:
+    with ThreadPoolExecutor(2) as threads:
+        yield threads
+
+
+def test_pieces_are_loaded_in_order_and_each_feed_returns_when_its_piece_is(pool: ThreadPoolExecutor) -> None:
+    made, loads = engine()
+    transfer = Transfer("ipc", MANIFEST, 64)
+    update: Future[WeightUpdate] = pool.submit(made.update_weights, transfer, 1)
+    for names in (["a", "b"], ["c"]):
+        made.feed(transfer.id, {"names": names})
+    assert update.result(5) == WeightUpdate(bytes=(6 + 4 + 5) * 4, pause_s=0.25)
+    assert loads.loaded == [{"names": ["a", "b"]}, {"names": ["c"]}]
+    with pytest.raises(RuntimeError, match="the update has ended"):
+        made.feed(transfer.id, {"names": ["d"]})
+
+
+def test_a_broadcast_is_one_piece_that_says_what_comes() -> None:
+    made, loads = engine()
+    made.update_weights(Transfer("nccl", MANIFEST, 64), 1)
+    (info,) = loads.loaded
+    assert info["names"] == ["a", "b", "c"]
+    assert info["shapes"] == [[2, 3], [4], [5]]
+    assert info["dtype_names"] == ["float32"] * 3
+    assert (info["packed"], info["packed_buffer_size_bytes"]) == (True, 64)
+
+
+def test_a_manifest_that_does_not_fit_frees_the_sender(pool: ThreadPoolExecutor) -> None:
+    made, loads = engine()
+    transfer = Transfer("ipc", Manifest.of({"a": torch.zeros(2, 3)}.items()), 64)
+    feeding = pool.submit(made.feed, transfer.id, {"names": ["a"]})
+    with pytest.raises(WeightMismatchError, match="lacks weight 'b'"):
+        made.update_weights(transfer, 1)
+    with pytest.raises(RuntimeError, match="lacks weight 'b'"):
+        feeding.result(5)
+    assert loads.loaded == []
+    assert made.health().state == "ready"
+
+
+def test_a_policy_that_gives_up_ends_the_update_at_once(pool: ThreadPoolExecutor) -> None:
+    made, _ = engine()
+    transfer = Transfer("ipc", MANIFEST, 64)
+    update = pool.submit(made.update_weights, transfer, 1)
+    made.feed(transfer.id, {"names": ["a"]})
+    made.abandon_transfer(transfer.id, "out of memory")
+    with pytest.raises(EngineFailedError, match="out of memory"):  # it holds a mixture of weights
+        update.result(2)
+
+
+def test_a_sleeping_engine_wakes_for_a_request_if_it_kept_its_weights() -> None:
+    made, loads = engine(sleep_level=1)
+    made.sleep()
+    made.sleep()
+    made.submit("client", [GenerationRequest("r", [1], 1, 1.0, 1.0, 0)])
+    assert loads.said == ["sleep 1", "wake up", "start"]
+    with pytest.raises(RuntimeError, match="1 requests run"):
+        made.sleep()
+
+
+def test_an_engine_without_weights_wants_a_refit_first() -> None:
+    made, loads = engine(sleep_level=2)
+    made.sleep()
+    with pytest.raises(RequestError, match="refit it first"):
+        made.submit("client", [GenerationRequest("r", [1], 1, 1.0, 1.0, 0)])
+    made.update_weights(Transfer("nccl", MANIFEST, 64), 1)  # loading wakes it
+    made.submit("client", [GenerationRequest("r", [1], 1, 1.0, 1.0, 0)])
+    assert loads.said == ["sleep 2", "start"]
+
+
+def test_an_engine_that_was_not_built_to_sleep_says_so() -> None:
+    with pytest.raises(RuntimeError, match="sleep_level is 0"):
+        engine()[0].sleep()
+
+
+def test_the_ipc_buffer_holds_the_largest_weight_and_is_no_larger_than_all() -> None:
+    assert Transfer("ipc", MANIFEST, 1).ipc_bytes == 6 * 4
+    assert Transfer("ipc", MANIFEST, 32).ipc_bytes == 32
+    assert Transfer("ipc", MANIFEST, 2**30).ipc_bytes == 15 * 4

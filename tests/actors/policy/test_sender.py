@@ -1,0 +1,131 @@
+"""A refit past Ray's object store, as the policy group sees it: real `Sender`, `Delivery` and `Engine`; vLLM and the GPU have stand-ins."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray
+
+from actors.generation.engine import EngineActor, engine_actor_class
+from actors.generation.pool import EnginePool
+from actors.generation.senders import Delivery, Transfer
+from actors.generation.types import EngineDiedError, RefitPlan, UpdateOptions, WeightMismatchError, WeightUpdate
+from actors.generation.weights import Manifest
+from actors.policy.sender import Sender
+from actors.waiting import ActorGoneError, ActorTimeoutError
+from tests.actors.generation.test_transfer import MANIFEST, engine
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_session")]
+NAMESPACE = "test-sender"
+TIMEOUT_S = 3.0
+
+
+class StandInEngine(EngineActor):
+    """An engine that loads nothing, or never gets to it."""
+
+    def __init__(self, stuck: bool) -> None:
+        self._engine, self._loads = engine()
+        if stuck:
+            self._loads.updating = "waiting for running requests to end"
+            self._loads.load = self._sleep  # type: ignore[method-assign]
+
+    def _sleep(self, *_: Any) -> float:
+        time.sleep(60)
+        return 0.0
+
+    def loaded(self) -> list[dict[str, Any]]:
+        return self._loads.loaded
+
+
+class StandInWorker:
+    """Sends names without tensors."""
+
+    def __init__(self, manifest: Manifest, does: str) -> None:
+        self._manifest, self._does = manifest, does
+
+    def manifest(self) -> Manifest:
+        return self._manifest
+
+    def send_weights(self, transfer: Transfer, namespace: str, engines: list[str], timeout_s: float) -> None:
+        delivery = Delivery(namespace, engines, transfer, timeout_s)
+        delivery({"names": list(self._manifest.names[:1])})
+        if self._does == "fail":
+            delivery.abandon("the policy could not send its weights: out of memory")
+            raise MemoryError("out of memory")
+        if self._does == "die":
+            os._exit(1)
+        delivery({"names": list(self._manifest.names[1:])})
+
+
+class Parts:
+    """Starts stand-ins, and ends them."""
+
+    def __init__(self) -> None:
+        self.handles: dict[str, Any] = {}
+
+    def engines(self, *stuck: bool) -> list[str]:
+        for index, one in enumerate(stuck):
+            options = {"name": f"engine-{index}", "namespace": NAMESPACE, "num_cpus": 0}
+            self.handles[f"engine-{index}"] = engine_actor_class(StandInEngine).options(**options).remote(one)
+        return list(self.handles)
+
+    def sender(self, engines: list[str], does: str = "", manifest: Manifest = MANIFEST, recover: bool = False) -> Sender:
+        worker = ray.remote(num_cpus=0)(StandInWorker).remote(manifest, does)
+        self.handles["policy-worker-0"] = worker
+        ray.get([handle.__ray_ready__.remote() for handle in self.handles.values()], timeout=60)
+        pool = EnginePool(NAMESPACE, engines, timeout_s=TIMEOUT_S, recover=recover)
+        return Sender(RefitPlan("ipc"), {"policy-worker-0": worker}, pool, TIMEOUT_S)
+
+
+@pytest.fixture
+def parts() -> Iterator[Parts]:
+    made = Parts()
+    yield made
+    for handle in made.handles.values():
+        ray.kill(handle)
+
+
+def test_every_engine_loads_every_piece_once(parts: Parts) -> None:
+    engines = parts.engines(False, False)
+    sender = parts.sender(engines)
+    for version in (1, 2):
+        taken = sender.send(version, UpdateOptions())
+        assert taken == dict.fromkeys(engines, WeightUpdate(MANIFEST.bytes, 0.25))
+    for name in engines:
+        assert ray.get(parts.handles[name].loaded.remote(), timeout=10) == [{"names": ["a"]}, {"names": ["b", "c"]}] * 2
+
+
+def test_an_engine_that_refuses_says_why(parts: Parts) -> None:
+    manifest = Manifest(MANIFEST.names, MANIFEST.dtypes, ((2, 2), *MANIFEST.shapes[1:]))
+    with pytest.raises(WeightMismatchError, match="weight 'a' has shape"):
+        parts.sender(parts.engines(False), manifest=manifest).send(1, UpdateOptions())
+
+
+def test_a_policy_that_fails_ends_the_refit_at_once(parts: Parts) -> None:
+    sender, started = parts.sender(parts.engines(False), "fail"), time.monotonic()
+    with pytest.raises(EngineDiedError, match="out of memory"):
+        sender.send(1, UpdateOptions())
+    assert time.monotonic() - started < TIMEOUT_S
+
+
+def test_a_policy_worker_that_dies_is_named(parts: Parts) -> None:
+    with pytest.raises((ActorGoneError, EngineDiedError), match="policy"):
+        parts.sender(parts.engines(False), "die").send(1, UpdateOptions())
+
+
+def test_a_stuck_engine_is_named_with_what_it_does(parts: Parts) -> None:
+    with pytest.raises(ActorTimeoutError, match=r"engine-0.*waiting for running requests to end"):
+        parts.sender(parts.engines(True)).send(1, UpdateOptions())
+
+
+def test_others_get_their_weights_when_an_engine_is_dead(parts: Parts) -> None:
+    engines = parts.engines(False, False)
+    sender = parts.sender(engines, recover=True)
+    ray.get(parts.handles["engine-0"].health.remote(), timeout=10)
+    ray.kill(parts.handles["engine-0"])
+    time.sleep(0.5)
+    assert set(sender.send(1, UpdateOptions(recover=True))) == {"engine-1"}
