@@ -36,23 +36,36 @@ def prefect_server() -> Iterator[str]:
         check_configured(configured)
         yield configured.removesuffix("/api")
         return
-    url = f"http://127.0.0.1:{free_port(DEFAULT_PORT)}"
-    server = subprocess.Popen(
-        server_command(url),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        stdin=subprocess.DEVNULL,
-        env=server_environment(url),
-        start_new_session=True,  # Ctrl-C reaches the run first; the server outlives it to hear the end
-        preexec_fn=_end_with_parent,
-    )
+    server, url = _start()
     try:
-        await_health(server, f"{url}/api")
         with _api_url(f"{url}/api"):
             yield url
     finally:
         _drain()
         _stop(server)
+
+
+def _start() -> tuple[subprocess.Popen[bytes], str]:
+    for preferred in (DEFAULT_PORT, 0):  # runs that start at once may all find the first one free; the others then take any
+        url = f"http://127.0.0.1:{free_port(preferred)}"
+        server = subprocess.Popen(
+            server_command(url),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            env=server_environment(url),
+            start_new_session=True,  # Ctrl-C reaches the run first; the server outlives it to hear the end
+            preexec_fn=_end_with_parent,
+        )
+        try:
+            await_health(server, f"{url}/api")
+            return server, url
+        except BaseException as error:
+            lost_the_port = isinstance(error, ConfigError) and server.poll() is not None
+            _stop(server)
+            if preferred == 0 or not lost_the_port:
+                raise
+    raise AssertionError("unreachable")
 
 
 @contextmanager
