@@ -53,7 +53,7 @@ def test_every_step_trains_groups_that_are_young_enough(finished: Run) -> None:
     assert all(row.get("replay/trained", 0) <= 4 * row["step"] for row in steps)
     assert steps[-1]["replay/claimed"] - steps[-1].get("replay/dropped/zero_variance", 0) >= 4 * 6
     assert any(row["staleness/mean"] > 0 for row in steps)
-    assert all(0 <= row["importance/effective_sample_fraction"] <= 1 for row in steps)
+    assert all(0 <= row["importance/effective_sample_fraction"] <= 1 + 1e-6 for row in steps)  # float32 sums
     assert all(row["idle/trainer_s"] >= 0 and row["idle/generator_s"] >= 0 for row in steps)
     assert [row["weight_version"] for row in steps] == [1, 2, 3, 4, 5, 6]
     assert finished.summary["status"] == "completed"
