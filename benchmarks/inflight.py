@@ -29,7 +29,7 @@ import ray
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from actors.generation.engine import engine_actor_class
+from actors.generation.engine_actor import engine_actor_class
 from actors.generation.pool import EnginePool
 from actors.generation.types import GenerationRequest, GenerationResult
 from configs.rollout import GenerationConfig

@@ -24,7 +24,7 @@ from actors import names
 from actors.data_plane import transfer_queue as queue
 from actors.data_plane.connect import DataPlaneAddress, connect
 from actors.environments.actor import EnvironmentActor
-from actors.generation.engine import engine_actor_class
+from actors.generation.engine_actor import engine_actor_class
 from actors.generation.types import RefitPlan
 from actors.policy.group import PolicyGroup
 from actors.preflight import longest_sample

@@ -11,7 +11,7 @@ import ray
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from actors.generation.engine import engine_actor_class
+from actors.generation.engine_actor import engine_actor_class
 from actors.generation.types import GenerationRequest, GenerationResult
 from configs.rollout import GenerationConfig
 

@@ -14,7 +14,7 @@ import pytest
 import ray
 
 from actors.generation import pool as pool_module
-from actors.generation.engine import engine_actor_class
+from actors.generation.engine_actor import engine_actor_class
 from actors.generation.pool import EnginePool
 from actors.generation.routing import NoEngineError
 from actors.generation.types import EngineDiedError, RequestError, WeightMismatchError

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import ray
 
-from actors.generation.engine import engine_actor_class
+from actors.generation.engine_actor import engine_actor_class
 from actors.generation.pool import EnginePool
 from actors.generation.routing import NoEngineError
 from actors.generation.types import EngineDiedError, GenerationRequest, GenerationResult, RequestError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import ray
 
-from actors.generation.engine import EngineActor, engine_actor_class
+from actors.generation.engine_actor import EngineActor, engine_actor_class
 from actors.generation.pool import EnginePool
 from actors.generation.senders import Delivery, Transfer
 from actors.generation.types import EngineDiedError, RefitPlan, UpdateOptions, WeightMismatchError, WeightUpdate
