@@ -192,7 +192,11 @@ def test_actors_lines_stand_in_the_runs_log(watched: str) -> None:
             logs = client.read_logs(log_filter=LogFilter(flow_run_id=LogFilterFlowRunId(any_=[watched])), limit=200)
         return {log.message: log.level for log in logs}
 
-    lines = until(read, lambda found: {"[engine-7] line 499", "[engine-7] the last words"} <= found.keys())
+    def last_words(found: dict[str, int]) -> list[int]:
+        return [number for line, number in found.items() if line.startswith("[engine-7]") and line.endswith("the last words")]
+
+    lines = until(read, lambda found: "[engine-7] line 499" in found and last_words(found))
+    assert last_words(lines) == [logging.ERROR]
     assert lines["[engine-7] line 499"] == logging.INFO
     assert "[engine-7] line 300" not in lines
     left_out = [int(line.split()[2]) for line in lines if "lines left out" in line]
