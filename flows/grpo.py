@@ -13,8 +13,10 @@ from typing import Any
 
 from prefect import flow
 
+from actors.data_plane.meta import KVBatchMeta
 from configs.loader import load
 from flows.grpo_session import GrpoSession
+from flows.grpo_step import GrpoStep
 from flows.parameters import Steps, with_steps
 from flows.session import run_name
 
@@ -45,12 +47,7 @@ def synchronous(run: GrpoSession) -> None:
     """Each step generates with the weights that it trains."""
     for step in range(1, run.steps + 1):
         with run.step(step) as stage:
-            batch = stage.rollout()
-            batch = stage.logprob(batch)
-            batch = stage.ref_logprob(batch)
-            batch = stage.advantage(batch)
-            stage.train(batch)
-            stage.refit()
+            improve_policy(stage, stage.rollout())
         run.validate_now_and_then(step)
 
 
@@ -59,13 +56,17 @@ def asynchronous(run: GrpoSession) -> None:
     with run.generating():
         for step in range(1, run.steps + 1):
             with run.async_step(step) as stage:
-                batch = stage.claim()
-                batch = stage.logprob(batch)
-                batch = stage.ref_logprob(batch)
-                batch = stage.advantage(batch)
-                stage.train(batch)
-                stage.refit()
+                improve_policy(stage, stage.claim())
             run.validate_now_and_then(step)
+
+
+def improve_policy(stage: GrpoStep, batch: KVBatchMeta) -> None:
+    """From scored responses to new weights in the engines."""
+    batch = stage.logprob(batch)
+    batch = stage.ref_logprob(batch)
+    batch = stage.advantage(batch)
+    stage.train(batch)
+    stage.refit()
 
 
 def warm_start(run: GrpoSession) -> None:

@@ -90,7 +90,6 @@ class SftSession(Session[SftConfig]):
     def checkpoint(self, step: int) -> None:
         """The weights after `step` steps, which were just validated, as a Hugging Face directory; `hf` points to the best so far."""
         assert self._checkpoints is not None
-        self.finish_last_step()
         with self.time("checkpoint") as timer:
             checkpoint(self.namespace, step, str(self._checkpoints.path(step)), self.config.policy.timeout_s)
             self._checkpoints.add(step, self._losses[step])

@@ -17,9 +17,8 @@ from typing import Any
 import ray
 import torch
 
-from actors.generation.types import EngineFailedError
 from actors.generation.weights import Manifest
-from actors.waiting import ActorGoneError, ActorTimeoutError, find, wait
+from actors.waiting import ActorGoneError, find, wait
 
 Weights = Iterator[tuple[str, torch.Tensor]]  # Hugging Face names and full tensors on this rank's GPU
 
@@ -116,7 +115,7 @@ class Delivery:
         for name, ref in refs.items():
             try:
                 wait(ref, who=name, what="refit: load a piece of the weights", timeout_s=self._timeout_s)
-            except (ActorGoneError, ActorTimeoutError, EngineFailedError, RuntimeError, TimeoutError):
+            except (RuntimeError, TimeoutError):  # gone, failed or refusing; silent
                 del self._handles[name]
                 if not self._handles:
                     raise

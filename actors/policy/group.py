@@ -10,7 +10,6 @@ actor calls. The group runs one of them at a time, so they never overlap on a wo
 from __future__ import annotations
 
 import functools
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from actors.policy.executors import Request, build_executor
 from actors.policy.flops import training_flops
 from actors.policy.sender import Sender
 from actors.policy.warm_up import warm_up
-from actors.policy.worker_actor import Objective, PolicyWorkerActor
+from actors.policy.worker_actor import Objective, PolicyWorkerActor, free_port
 from actors.waiting import wait_all
 from configs.policy import OptimizerConfig, PolicyConfig
 
@@ -68,7 +67,7 @@ class PolicyGroup:
         self._refit_plan = refit_plan
         self._engines: EnginePool | None = None  # known at the first refit
         self._sender: Sender | None = None  # likewise
-        init_method = f"tcp://127.0.0.1:{_free_port()}"
+        init_method = f"tcp://127.0.0.1:{free_port('127.0.0.1')}"
         remote = ray.remote(PolicyWorkerActor)
         self._workers = [
             remote.options(name=f"policy-worker-{rank}", namespace=namespace, **worker_options).remote(
@@ -233,9 +232,3 @@ def _over_updates(name: str, values: list[float]) -> float:
     if name.startswith("cuda_graph/"):
         return sum(values)
     return max(values) if name.endswith("/max") or name.startswith(_MEMORY) else sum(values) / len(values)
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])

@@ -14,6 +14,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import Any
 
+from actors.policy.hf import head_dim
 from actors.policy.logprob import CUDA_KEPT_ELEMENTS
 from configs.base import ConfigError
 from configs.model import ModelConfig
@@ -50,7 +51,7 @@ class ModelShape:
     @classmethod
     def of(cls, hf: Any) -> ModelShape:
         """From a transformers configuration."""
-        size = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+        size = head_dim(hf)
         return cls(
             layers=hf.num_hidden_layers,
             hidden=hf.hidden_size,

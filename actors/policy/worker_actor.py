@@ -141,9 +141,7 @@ class PolicyWorkerActor:
     def rendezvous(self) -> tuple[str, int]:
         """Address and free port of this worker's host, at which a broadcast's ranks can meet."""
         address = ray.util.get_node_ip_address()
-        with socket.socket() as sock:
-            sock.bind((address, 0))
-            return address, int(sock.getsockname()[1])
+        return address, free_port(address)
 
     def join_broadcast(self, address: str, port: int, world_size: int) -> None:
         """Be rank 0 of a communicator with all vLLM workers. Returns when they have joined."""
@@ -184,3 +182,10 @@ class PolicyWorkerActor:
             yield
         finally:
             self._busy.release()
+
+
+def free_port(address: str) -> int:
+    """A port of this host's address that nobody listens at now."""
+    with socket.socket() as sock:
+        sock.bind((address, 0))
+        return int(sock.getsockname()[1])
