@@ -49,10 +49,10 @@ class Step:
         if self._training is None or self._trained:
             return
         for stage, future in self._before_train.items():
-            result = dict(future.result() or {})  # None: skipped
-            seconds = result.pop("logprob_s", 0.0)
-            self.metrics |= result | {f"time/{stage}": seconds}
-            self._run.seconds[stage] += seconds
+            with self._run.time(stage):  # what was still to wait for: the rest of it ran beside other stages
+                result = dict(future.result() or {})  # None: skipped
+            self.metrics[f"time/{stage}"] = result.pop("logprob_s", 0.0)
+            self.metrics |= result
         with self._timed("train"):
             self.metrics |= self._training.result()
         self._trained = True

@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """GPU tests are skipped where there is no GPU; whole runs come after the parts that they are made of.
 
     `make test` runs two processes: files are the units, and tests that share something expensive stay together. There the longest come
-    first, so that both processes end at about the same time.
+    first (whole runs, then what is marked slow), so that both processes end at about the same time.
     """
     import torch
 
@@ -54,4 +54,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         shared = next((name for name in SHARED if name in getattr(item, "fixturenames", ())), None)
         item.add_marker(pytest.mark.xdist_group(shared or item.path.name))
-    items.sort(key=lambda item: "e2e" in item.path.parts, reverse=hasattr(config, "workerinput"))
+    items.sort(
+        key=lambda item: ("e2e" in item.path.parts, item.get_closest_marker("slow") is not None), reverse=hasattr(config, "workerinput")
+    )

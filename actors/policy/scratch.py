@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen3Config
 from transformers.utils.logging import disable_progress_bar
 
 from configs.base import ConfigError
@@ -44,6 +44,8 @@ def write_scratch_model(directory: Path, config: ModelConfig, texts: Iterable[st
         raise ConfigError(
             f"model.vocab_size: {config.vocab_size} is below {_SMALLEST_VOCABULARY} (256 bytes and {len(_SPECIALS)} special tokens)"
         )
+    from transformers import Qwen3ForCausalLM  # seconds (torch's compiler comes along), and only a model from scratch needs it
+
     tokenizer = _train_tokenizer(texts, config)
     tokenizer.save_pretrained(directory)
     with torch.random.fork_rng(devices=[]):

@@ -35,7 +35,7 @@ class Summary(BaseModel):
         steps: steps done.
         seconds: wall clock from start to end, everything included.
         tokens: prompt and response tokens trained on.
-        seconds_per_stage: wall clock of each stage over the whole run.
+        seconds_per_stage: what the flow waited for each stage over the whole run; never more than `seconds` together.
         mean_logprob_error: mean over steps of |generation - training| log-probability per token, in nats.
         error: why a failed run failed, one line.
         finished_at: local time, ISO 8601.

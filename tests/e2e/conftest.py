@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,30 +146,28 @@ def finished(twins: tuple[Run, Run]) -> Run:
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     """After `make up`. A schedule begins to tick at once, so that its minute passes beside the other tests."""
     home = tmp_path_factory.mktemp("home")
-    machine = Deployed(home, str(home / "runs"))
-    ticks = Record(tmp_path_factory.mktemp("ticks"))
+    machine = Deployed(home, str(home / "runs"), Record(tmp_path_factory.mktemp("ticks")))
     try:
         machine.up()
-        start_ticking(machine, ticks)
+        start_ticking(machine)
         yield machine
     finally:
-        for part in ticks.parts.values():
-            part.stop(signal.SIGINT, 10)
+        machine.stop_ticking()
         left = [process.pid for part in machine.record.parts.values() for process in part.members()]
         machine.up("--down")
         assert [pid for pid in left if not gone(pid)] == []
 
 
-def start_ticking(machine: Deployed, record: Record) -> None:
+def start_ticking(machine: Deployed) -> None:
     """A deployment with a cron schedule, in a pool with a worker of its own: the other pool runs one flow at a time."""
     with machine.client() as client:
         template = ProcessWorker.get_default_base_job_template()
         client.create_work_pool(WorkPoolCreate(name="ticks", type="process", base_job_template=template))
         source = tick.from_source(source=str(ROOT), entrypoint="tests/e2e/tick.py:tick")
         source.deploy(name="cron", work_pool_name="ticks", cron="* * * * *", print_next_steps=False)  # type: ignore[union-attr]
-    record.directory.mkdir()
+    machine.ticks.directory.mkdir(parents=True)
     environment = machine.environment() | {"PREFECT_API_URL": f"{machine.url}/api"}
-    record.start("worker", machine.url, worker_command("ticks", "ticks"), environment, ROOT)
+    machine.ticks.start("worker", machine.url, worker_command("ticks", "ticks"), environment, ROOT)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -37,6 +38,7 @@ class Deployed:
 
     home: Path
     output: str
+    ticks: Record  # the worker of the schedule that ticks every minute
 
     @property
     def record(self) -> Record:
@@ -71,6 +73,11 @@ class Deployed:
         done = self.command("flows.up", "--home", str(self.home), *arguments, timeout_s=540)
         assert done.returncode == 0, done.stdout
         return done.stdout
+
+    def stop_ticking(self) -> None:
+        """No more runs of the schedule."""
+        for name in list(self.ticks.parts):
+            self.ticks.stop(name, signal.SIGINT, 10)
 
     def begin(self, deployment: str, **parameters: Any) -> FlowRun:
         """A run of the deployment, which the worker picks up."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -84,6 +85,21 @@ def test_everything_listens_on_loopback_only(deployed: Deployed, watched: tuple[
     assert {place.removeprefix("::ffff:") for place in places} <= {"127.0.0.1", "::1"}
 
 
+def test_a_cron_schedule_fires(deployed: Deployed) -> None:
+    """With SQLAlchemy 2.1 the server would never create a run (its log alone says so)."""
+
+    def ticked() -> list[FlowRun]:
+        return [run for run in deployed.runs("tick/cron") if run.state_type and run.state_type.value == "COMPLETED"]
+
+    await_true("a tick", ticked, 100)
+    run = ticked()[0]
+    assert run.auto_scheduled
+    assert run.expected_start_time is not None
+    assert run.expected_start_time.second == 0
+    assert timedelta(0) <= datetime.now(UTC) - run.expected_start_time < timedelta(minutes=30)
+    deployed.stop_ticking()  # a run every minute would cost the other tests a process each
+
+
 def test_up_again_is_harmless(deployed: Deployed) -> None:
     before = deployed.record.parts
     printed = deployed.up()
@@ -136,24 +152,28 @@ def test_a_parameter_of_the_wrong_type_is_refused_at_once(deployed: Deployed) ->
         deployed.begin("sft/default", steps="many")
 
 
-def training(deployed: Deployed) -> tuple[FlowRun, list[str]]:
-    """A run of many steps that has done the first; and its actors' processes."""
+def begin_training(deployed: Deployed, begun: Callable[[Path], object]) -> tuple[FlowRun, list[str]]:
+    """A run of many steps that has begun; and its actors' processes."""
     output = Path(deployed.output) / os.urandom(4).hex()
     run = deployed.begin("sft/default", overrides=[*_SMALL, f"output_dir={output}"], steps=5000)
 
-    def trains() -> bool:
+    def check() -> object:
         assert deployed.state(run)[0] in {"SCHEDULED", "PENDING", "RUNNING"}, deployed.state(run)
-        metrics = list(output.glob("*/metrics.jsonl"))
-        return bool(metrics) and '"step": 1' in metrics[0].read_text()
+        return begun(output)
 
-    await_true("the first step", trains, 400)
+    await_true("the run's begin", check, 400)
     return run, deployed.actor_processes()
+
+
+def first_step(output: Path) -> bool:
+    metrics = list(output.glob("*/metrics.jsonl"))
+    return bool(metrics) and '"step": 1' in metrics[0].read_text()
 
 
 def test_cancelling_ends_the_actors_and_nothing_else(deployed: Deployed) -> None:
     parts = deployed.record.parts
     before = deployed.actor_processes()
-    run, during = training(deployed)
+    run, during = begin_training(deployed, first_step)
     assert before == []
     assert {"ray::PolicyGroup", "ray::PolicyWorkerActor"} <= {title.partition(".")[0] for title in during}
     assert {"policy", "policy-worker-0", "collector"} <= set(deployed.actors())
@@ -169,7 +189,7 @@ def test_cancelling_ends_the_actors_and_nothing_else(deployed: Deployed) -> None
 
 
 def test_a_killed_flow_is_crashed_and_its_actors_end(deployed: Deployed) -> None:
-    run, during = training(deployed)
+    run, during = begin_training(deployed, first_step)
     assert during
     os.kill(deployed.pid(run), signal.SIGKILL)
     await_true("Crashed", lambda: deployed.state(run)[0] == "CRASHED", 60)
@@ -178,8 +198,8 @@ def test_a_killed_flow_is_crashed_and_its_actors_end(deployed: Deployed) -> None
 
 
 def test_a_killed_worker_is_named_and_its_run_does_not_hold_the_pool(deployed: Deployed) -> None:
-    """Without its worker nobody would ever end the run, and the pool takes one at a time."""
-    run, during = training(deployed)
+    """Without its worker nobody would ever end the run, and the pool takes one at a time. Here it is still starting its actors."""
+    run, during = begin_training(deployed, lambda _: deployed.actor_processes())
     assert during
     pid, before = deployed.pid(run), deployed.record.parts
     os.kill(before["worker"].pid, signal.SIGKILL)
@@ -191,17 +211,3 @@ def test_a_killed_worker_is_named_and_its_run_does_not_hold_the_pool(deployed: D
     after = deployed.record.parts
     assert (after["server"], after["ray"]) == (before["server"], before["ray"])
     assert after["worker"].alive()
-
-
-def test_a_cron_schedule_fires(deployed: Deployed) -> None:
-    """With SQLAlchemy 2.1 the server would never create a run (its log alone says so)."""
-
-    def ticked() -> list[FlowRun]:
-        return [run for run in deployed.runs("tick/cron") if run.state_type and run.state_type.value == "COMPLETED"]
-
-    await_true("a tick", ticked, 100)
-    run = ticked()[0]
-    assert run.auto_scheduled
-    assert run.expected_start_time is not None
-    assert run.expected_start_time.second == 0
-    assert timedelta(0) <= datetime.now(UTC) - run.expected_start_time < timedelta(minutes=30)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -14,9 +12,8 @@ import pytest
 import ray
 
 from actors.generation.types import EngineDiedError
-from configs import settings
 from tasks.reporting.summary import Summary
-from tests.conftest import ROOT
+from tests.e2e.commands import await_none, start_command
 from tests.e2e.conftest import SHORT, Run
 
 pytestmark = pytest.mark.slow
@@ -40,37 +37,6 @@ def kill_when_a_step_is_done(name: str, output: Path, died: list[float]) -> thre
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread
-
-
-def processes_with(mark: str) -> list[str]:
-    """Command lines of the processes whose environment holds the mark."""
-    found = []
-    for environ in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if mark.encode() in environ.read_bytes():
-                found.append((environ.parent / "cmdline").read_text().replace("\0", " ")[:120])
-        except OSError:
-            continue  # it ended while we looked, or is not ours
-    return found
-
-
-def start_command(flow: str, tmp_path: Path, mark: str, *overrides: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", f"flows.{flow}", f"output_dir={tmp_path}", *overrides],
-        cwd=ROOT,
-        env=settings.child_environment(GRPO_TEST_MARK=mark, PREFECT_HOME=str(tmp_path / "prefect"), PREFECT_API_URL=""),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def await_none(mark: str, timeout_s: float, leaving: tuple[str, ...] = ()) -> None:
-    """Until no process has the mark but those named `leaving`."""
-    deadline = time.monotonic() + timeout_s
-    while left := [line for line in processes_with(mark) if not line.startswith(leaving)]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.5)
 
 
 @pytest.fixture(scope="module")
@@ -109,17 +75,3 @@ def test_a_dead_engine_ends_the_run_with_its_name(run_flow: Callable[..., Run], 
     assert "engine-0" in str(summary.error)
     assert "engine-0" in (tmp_path / "latest" / "report.html").read_text()
     assert not [a for a in ray.util.list_named_actors(all_namespaces=True) if a["namespace"].startswith("grpo-")]
-
-
-def test_the_command_runs_and_leaves_no_process(tmp_path: Path) -> None:
-    mark = uuid.uuid4().hex
-    command = start_command(
-        "sft", tmp_path, mark, "steps=1", "model.num_hidden_layers=1"
-    )  # the same command line, and no engine to wait for
-    output, _ = command.communicate(timeout=300)
-    assert command.returncode == 0, output
-    assert "Prefect UI: http://127.0.0.1:" in output
-    assert "step 1/1" in output
-    assert "report.html" in output
-    assert Summary.read(tmp_path / "latest" / "summary.json").status == "completed"
-    await_none(mark, 60)

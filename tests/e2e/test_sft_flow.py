@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from configs.sft import SftConfig
 from flows.sft import sft
 from tasks.reporting.metrics import by_step, read, series
 from tasks.reporting.summary import Summary
+from tests.e2e.commands import await_none, start_command
 from tests.e2e.conftest import Run
 
 pytestmark = pytest.mark.slow
@@ -40,6 +43,15 @@ def sums(count: int, offset: int) -> list[dict[str, str]]:
     """Prompts and responses of different lengths."""
     pairs = [(i * 7 % 60, i * 11 % 130) for i in range(offset, offset + count)]
     return [{"prompt": f"{a} + {b}", "response": f"{a + b} = {b} + {a}" if a % 3 else str(a + b)} for a, b in pairs]
+
+
+@dataclass
+class Command:
+    """A command that has ended well."""
+
+    directory: Path
+    printed: str
+    mark: str
 
 
 @pytest.fixture(scope="module")
@@ -62,16 +74,20 @@ def packed(run_recorded: Callable[..., Run], data: Path) -> Run:
 
 
 @pytest.fixture(scope="module")
-def padded(run_recorded: Callable[..., Run], data: Path) -> Run:
-    """Parquet, padded, over two replicas; ends when its steps are done."""
-    return run_recorded(sft, "sft-cpu", *SMALL, *files(data, "parquet"), *PADDED)
+def padded(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Command:
+    """Parquet, padded, over two replicas; ends when its steps are done. By the command line, with servers of its own."""
+    output, mark = tmp_path_factory.mktemp("command"), uuid.uuid4().hex
+    command = start_command("sft", output, mark, *SMALL, *files(data, "parquet"), *PADDED)
+    printed, _ = command.communicate(timeout=400)
+    assert command.returncode == 0, printed
+    return Command(output / "latest", printed, mark)
 
 
 def files(data: Path, suffix: str) -> list[str]:
     return [f"data.train={data}/train.{suffix}", f"data.validation={data}/validation.{suffix}"]
 
 
-def rows(run: Run) -> list[dict[str, Any]]:
+def rows(run: Run | Command) -> list[dict[str, Any]]:
     return by_step(read(run.directory / "metrics.jsonl"))
 
 
@@ -97,11 +113,18 @@ def test_early_stop(packed: Run) -> None:
     assert (summary.best_step, summary.validation_loss_best) == (9, validation[9])
 
 
-def test_a_run_that_does_all_its_steps_validates_the_last(padded: Run) -> None:
+def test_a_run_that_does_all_its_steps_validates_the_last(padded: Command) -> None:
     summary = Summary.read(padded.directory / "summary.json")
     assert (summary.status, summary.steps, summary.stopped_because) == ("completed", 11, "steps")
     assert list(dict(series(rows(padded), "loss/validation"))) == [0, 3, 6, 9, 11]
     assert (padded.directory / "checkpoints" / "latest").readlink() == Path("step-11")
+
+
+def test_the_command_says_how_it_goes_and_leaves_no_process(padded: Command) -> None:
+    assert "Prefect UI: http://127.0.0.1:" in padded.printed
+    assert "step 11/11" in padded.printed
+    assert "report.html" in padded.printed
+    await_none(padded.mark, 60)
 
 
 def test_files_and_totals(packed: Run) -> None:
@@ -137,7 +160,7 @@ def test_the_validation_loss_is_that_of_transformers(packed: Run, data: Path) ->
     assert dict(series(rows(packed), "loss/validation"))[9] == pytest.approx(total / tokens, abs=1e-4)
 
 
-def test_packed_and_padded_give_the_same_losses(packed: Run, padded: Run) -> None:
+def test_packed_and_padded_give_the_same_losses(packed: Run, padded: Command) -> None:
     """And JSON lines and Parquet, and one replica and two."""
     for ours, theirs in zip(rows(packed), rows(padded), strict=False):
         for name in {"loss", "loss/validation", "response_tokens", "tokens", "grad_norm", "dropped_samples"} & set(ours):

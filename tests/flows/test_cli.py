@@ -1,6 +1,8 @@
 """The command line: what it prints, and that wrong input ends before anything starts."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from configs.loader import load
 from configs.run import RunConfig
 from flows.cli import main, plan
 from flows.grpo import grpo
+from tests.conftest import ROOT
 
 
 def test_dry_run_prints_configuration_and_actors_and_starts_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -25,6 +28,12 @@ def test_dry_run_prints_configuration_and_actors_and_starts_nothing(capsys: pyte
     assert "engine" in engine and "KV cache 1.00" in engine  # noqa: PT018
     assert ray.is_initialized() == already
     assert not list(tmp_path.iterdir())
+
+
+def test_a_flow_comes_without_torchs_compiler() -> None:
+    """It would cost every command, deployment and scheduled run some seconds."""
+    code = "import sys, flows.grpo, flows.sft, flows.retrain; sys.exit('torch._dynamo' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
 
 
 def test_a_dry_run_needs_no_model() -> None:

@@ -1,0 +1,43 @@
+"""Commands as a person types them, in processes that can be told apart by a mark in their environment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from configs import settings
+from tests.conftest import ROOT
+
+
+def processes_with(mark: str) -> list[str]:
+    """Command lines of the processes whose environment holds the mark."""
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark.encode() in environ.read_bytes():
+                found.append((environ.parent / "cmdline").read_text().replace("\0", " ")[:120])
+        except OSError:
+            continue  # it ended while we looked, or is not ours
+    return found
+
+
+def start_command(flow: str, output: Path, mark: str, *overrides: str) -> subprocess.Popen[str]:
+    """`python -m flows.<flow>`, with a Prefect server and a Ray of its own; the run writes below `output`."""
+    return subprocess.Popen(
+        [sys.executable, "-m", f"flows.{flow}", f"output_dir={output}", *overrides],
+        cwd=ROOT,
+        env=settings.child_environment(GRPO_TEST_MARK=mark, PREFECT_HOME=str(output / "prefect"), PREFECT_API_URL=""),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def await_none(mark: str, timeout_s: float, leaving: tuple[str, ...] = ()) -> None:
+    """Until no process has the mark but those named `leaving`."""
+    deadline = time.monotonic() + timeout_s
+    while left := [line for line in processes_with(mark) if not line.startswith(leaving)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.5)
