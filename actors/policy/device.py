@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -93,8 +94,16 @@ class _NoStream:
     def wait_stream(self, stream: Any) -> None: ...
 
 
+def _as_it_is(function: Any = None, **_: Any) -> Any:
+    return function if function is not None else _as_it_is
+
+
 def install_cpu_shim() -> None:
-    """Map CUDA calls of Megatron-Core to the CPU, for this process. Idempotent; never call it where CUDA is used."""
+    """Map CUDA calls of Megatron-Core to the CPU, for this process. Idempotent; never call it where CUDA is used.
+
+    Megatron is imported here, so that its fusions for GPUs stay plain functions: decorating them with torch.compile imports torch's
+    compiler, a quarter of the CPU time of starting a worker.
+    """
     global _shim
     if _shim is not None:
         return
@@ -104,6 +113,8 @@ def install_cpu_shim() -> None:
     torch.cuda.current_stream = lambda device=None: _NoStream()  # type: ignore[assignment, return-value]
     torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
     torch.nn.Module.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
+    with patch.object(torch, "compile", _as_it_is):
+        import megatron.core  # noqa: F401
 
 
 def init_distributed(

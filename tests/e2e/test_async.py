@@ -84,7 +84,7 @@ def running(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """The actors of a run with two engines, version 0; calls them by name."""
     config = load(
         "arithmetic-cpu-async",
-        [*SHORT, "generation.num_engines=2", "rollout.max_new_tokens=40", "generation.timeout_s=60", "policy.loss.kl_coef=0"],
+        [*SHORT, "generation.num_engines=2", "rollout.max_new_tokens=40", "generation.timeout_s=180", "policy.loss.kl_coef=0"],
     )
     model_path = prepare_model(config, tmp_path_factory.mktemp("model"))
     check(config, model_path)

@@ -30,9 +30,10 @@ def test_dry_run_prints_configuration_and_actors_and_starts_nothing(capsys: pyte
     assert not list(tmp_path.iterdir())
 
 
-def test_a_flow_comes_without_torchs_compiler() -> None:
-    """It would cost every command, deployment and scheduled run some seconds."""
-    code = "import sys, flows.grpo, flows.sft, flows.retrain; sys.exit('torch._dynamo' in sys.modules)"
+def test_flows_and_data_plane_come_without_torchs_compiler() -> None:
+    """It would cost every command, deployment, scheduled run and storage actor some seconds."""
+    modules = "flows.grpo, flows.sft, flows.retrain, actors.data_plane.transfer_queue.processes"
+    code = f"import sys, {modules}; sys.exit('torch._dynamo' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
 
 

@@ -31,7 +31,7 @@ def start(record: Record, name: str, code: str) -> Part:
 
 
 def await_text(path: Path, text: str) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while text not in path.read_text():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -17,7 +17,7 @@ from actors.generation.types import RefitPlan, UpdateOptions, WeightUpdate
 from actors.policy import device as devices
 from actors.policy.executors import CompiledExecutor, PlainExecutor
 from actors.policy.group import PolicyGroup
-from actors.policy.worker_actor import OverlapError
+from actors.policy.worker_actor import OverlapError, free_port
 from actors.waiting import ActorGoneError, cause
 from configs.compiled_graph import CompiledGraphConfig
 from configs.policy import ParallelConfig, PolicyConfig
@@ -31,6 +31,7 @@ LAYOUTS = {
     "PP2": ParallelConfig(pipeline=2),
     "DP2xTP2": ParallelConfig(data=2, tensor=2),
 }
+NAMESPACE = "compiled"
 FIELDS = ("input_ids", "token_mask", "sample_mask", "generation_logprobs", "advantages", "policy_logprobs", "reference_logprobs")
 
 
@@ -40,6 +41,20 @@ def _swap_reference(actor: Any) -> None:
         worker._swap_reference()
 
 
+def _begin_anew(actor: Any, config: PolicyConfig, rank: int, init_method: str) -> None:
+    """A worker of another layout in the same process: importing Megatron takes longer than all that the tests do with it."""
+    from megatron.core import parallel_state
+
+    from actors.policy.worker import PolicyWorker
+
+    old = actor._worker
+    if torch.distributed.is_initialized():
+        parallel_state.destroy_model_parallel()
+        torch.distributed.destroy_process_group()
+    if rank < config.parallel.world_size:
+        actor._worker = PolicyWorker(config, old._model_path, rank, init_method, old._plane, old._seed, old._temperature)
+
+
 def _resources(_: Any = None) -> dict[str, int]:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     shared = sum("/dev/shm" in line for line in Path("/proc/self/maps").read_text().splitlines())
@@ -47,7 +62,26 @@ def _resources(_: Any = None) -> dict[str, int]:
 
 
 class Group(PolicyGroup):
-    """A group whose executor can be exchanged, and whose weights can go back to where they began."""
+    """A group whose layout and executor can be exchanged, and whose weights can go back to where they began."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._processes = self._workers
+        self._layout = ""
+
+    def lay_out(self, layout: str) -> None:
+        """Start anew with this layout, over as many of the processes as it takes."""
+        if layout == self._layout:
+            return
+        if self._layout:
+            self._executor.close()
+        config = self._config.model_copy(update={"parallel": LAYOUTS[layout]})
+        init_method = f"tcp://127.0.0.1:{free_port('127.0.0.1')}"
+        begun = [p.__ray_call__.remote(_begin_anew, config, rank, init_method) for rank, p in enumerate(self._processes)]
+        ray.get(begun, timeout=180)  # four processes import Megatron at once on two shared cores
+        self._config, self._workers, self._layout = config, self._processes[: config.parallel.world_size], layout
+        assert "compiled graph over" in self.ready()
+        self.snapshot_reference()
 
     def begin(self, kind: str) -> None:
         """Initial weights, fresh optimizer, and the given way to call."""
@@ -98,31 +132,26 @@ def batch(address: DataPlaneAddress) -> Any:
 
 @pytest.fixture(scope="module")
 def group_of(address: DataPlaneAddress, model: Path) -> Iterator[Callable[[str], Any]]:
-    """The group of a layout: one for all tests, because starting Megatron takes longer than training."""
-    groups: dict[str, Any] = {}
+    """One group for all tests, laid out as each wants it."""
+    config = PolicyConfig(
+        parallel=LAYOUTS["DP2xTP2"],
+        device="cpu",
+        timeout_s=180,
+        batching={"micro_batch_size": 2},
+        recompute_logprobs="always",
+        loss={"kl_coef": 0.1},
+    )
+    single = {"num_cpus": 0, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}
+    # Eight threads, against its nature, for the test that tries to make calls overlap.
+    actor = ray.remote(num_cpus=0, max_concurrency=8)(Group)
+    group = actor.remote(config, str(model), NAMESPACE, address, 30.0, 0, 0.8, single, 32, RefitPlan())
 
     def find(layout: str) -> Any:
-        if layout not in groups:
-            config = PolicyConfig(
-                parallel=LAYOUTS[layout],
-                device="cpu",
-                timeout_s=180,  # four workers start at once on two shared cores
-                batching={"micro_batch_size": 2},
-                recompute_logprobs="always",
-                loss={"kl_coef": 0.1},
-            )
-            single = {"num_cpus": 0, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}
-            # Eight threads, against its nature, for the test that tries to make calls overlap.
-            actor = ray.remote(num_cpus=0, max_concurrency=8)(Group)
-            group = actor.remote(config, str(model), f"compiled-{layout}", address, 30.0, 0, 0.8, single, 32, RefitPlan())
-            assert "compiled graph over" in ray.get(group.ready.remote(), timeout=240)
-            ray.get(group.snapshot_reference.remote(), timeout=60)
-            groups[layout] = group
-        return groups[layout]
+        ray.get(group.lay_out.remote(layout), timeout=300)
+        return group
 
     yield find
-    for group in groups.values():
-        ray.kill(group)
+    ray.kill(group)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -143,7 +172,7 @@ def test_five_steps_are_bit_equal_on_both_paths(group_of: Callable[[str], Any], 
 
 def test_a_hundred_steps_with_checkpoints_and_refits_leave_nothing_open(group_of: Callable[[str], Any], batch: Any, tmp_path: Path) -> None:
     group = group_of("DP1")
-    engine = ray.remote(num_cpus=0)(Engine).options(name="engine", namespace="compiled-DP1").remote()
+    engine = ray.remote(num_cpus=0)(Engine).options(name="engine", namespace=NAMESPACE).remote()
 
     def steps(count: int) -> None:
         for number in range(count):
@@ -180,7 +209,7 @@ def test_a_worker_killed_in_a_step_is_named_within_30_s(group_of: Callable[[str]
     ray.get(group.begin.remote("compiled"), timeout=60)
     calls = [group.train.remote(batch, "grpo") for _ in range(500)]  # more than it can do before it dies
     ray.get(calls[0], timeout=60)
-    ray.kill(ray.get_actor("policy-worker-1", namespace="compiled-DP2"))
+    ray.kill(ray.get_actor("policy-worker-1", namespace=NAMESPACE))
     started = time.monotonic()
     with pytest.raises(ray.exceptions.RayTaskError) as caught:
         ray.get(calls, timeout=60)
@@ -188,4 +217,4 @@ def test_a_worker_killed_in_a_step_is_named_within_30_s(group_of: Callable[[str]
     assert isinstance(error, ActorGoneError | devices.PeerLostError)
     assert "policy-worker-1" in str(error) or "lost contact" in str(error)
     assert time.monotonic() - started < 30
-    ray.get(ray.get_actor("policy-worker-0", namespace="compiled-DP2").ping.remote(), timeout=10)
+    ray.get(ray.get_actor("policy-worker-0", namespace=NAMESPACE).ping.remote(), timeout=10)

@@ -1,0 +1,133 @@
+"""Does training on older samples cost steps? The sync recipe, and async with updates in flight at several ages, over several seeds.
+
+    sync   seed s ──► final validation accuracy a(s) after S steps                          one run per seed
+    async  seed s, age K ──► first step whose validation accuracy reaches a(s)             one run per seed and age
+
+Hours on a laptop (each run is a whole training), so it does one run after the other and keeps each result in `--results`: a second call
+goes on where the first stopped, and prints the table from what is there. `--minutes` bounds a call; a run that has begun is finished.
+
+`value` is the worst ratio of async to sync steps over ages and seeds; null while runs are missing or one has not got there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from configs import settings
+from configs.loader import load
+
+ROOT = Path(__file__).parent.parent
+SYNC, ASYNC = "arithmetic-cpu", "arithmetic-cpu-async"
+TARGET = 1.5  # times sync's steps: how long an async run is given
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run. An age of None is the sync recipe."""
+
+    seed: int
+    age: int | None
+
+    @property
+    def name(self) -> str:
+        return f"sync-seed{self.seed}" if self.age is None else f"age{self.age}-seed{self.seed}"
+
+    def command(self, output: Path, steps: int) -> list[str]:
+        recipe = SYNC if self.age is None else ASYNC
+        extra = [] if self.age is None else [f"asynchronous.max_trajectory_age_steps={self.age}"]
+        arguments = ["--recipe", recipe, f"seed={self.seed}", f"steps={steps}", f"name={self.name}", f"output_dir={output}", *extra]
+        return [sys.executable, "-m", "flows.grpo", *arguments]
+
+
+def run(case: Case, output: Path, steps: int) -> dict[str, Any]:
+    """Train, and read what the run left behind.
+
+    Raises:
+        RuntimeError: the run failed.
+    """
+    from tasks.reporting.metrics import by_step, read, series
+    from tasks.reporting.summary import Summary
+
+    output.mkdir(parents=True, exist_ok=True)
+    log = output / f"{case.name}.log"
+    with log.open("wb") as file:
+        environment = settings.child_environment(PREFECT_HOME=str(output / "prefect"), PREFECT_API_URL="", RAY_ADDRESS="")
+        done = subprocess.run(case.command(output, steps), cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{case.name} failed; the end of {log}:\n{log.read_text(errors='replace')[-2000:]}")
+    rows = by_step(read(output / "latest" / "metrics.jsonl"))
+    ages = [value for _, value in series(rows, "staleness/mean")]
+    return {
+        "accuracy": dict(series(rows, "accuracy/validation")),
+        "mean_age": round(sum(ages) / len(ages), 2) if ages else 0.0,
+        "seconds": round(Summary.read(output / "latest" / "summary.json").seconds),
+    }
+
+
+def reached(accuracy: dict[str, float], wanted: float) -> int | None:
+    """The first step whose validation accuracy is at least `wanted`; or None."""
+    return next((int(step) for step, value in accuracy.items() if value >= wanted), None)
+
+
+def final(accuracy: dict[str, float]) -> float:
+    """Of the last step."""
+    return accuracy[max(accuracy, key=int)]
+
+
+def table(results: dict[str, Any], seeds: list[int], ages: list[int], steps: int) -> tuple[list[str], list[float | None]]:
+    """Markdown rows, and the ratio of each async run (None: missing, or not reached)."""
+    lines = ["| seed | sync, accuracy | " + " | ".join(f"age {age}: step (ratio), mean age" for age in ages) + " |"]
+    lines.append("|---|---|" + "---|" * len(ages))
+    ratios: list[float | None] = []
+    for seed in seeds:
+        base = results.get(Case(seed, None).name)
+        cells = [f"{final(base['accuracy']):.3f} at step {steps}" if base else "not run"]
+        for age in ages:
+            found = results.get(Case(seed, age).name)
+            step = reached(found["accuracy"], final(base["accuracy"])) if found and base else None
+            ratios.append(step / steps if step is not None else None)
+            if not found or not base:
+                cells.append("not run")
+            elif step is None:
+                cells.append(f"not reached: at most {max(found['accuracy'].values()):.3f}, {found['mean_age']:.1f}")
+            else:
+                cells.append(f"{step} ({step / steps:.2f}), {found['mean_age']:.1f}")
+        lines.append(f"| {seed} | " + " | ".join(cells) + " |")
+    return lines, ratios
+
+
+def main() -> None:
+    """Run what is missing and print the table and one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=Path("runs/staleness.json"))
+    parser.add_argument("--minutes", type=float, default=1.0, help="no run begins after this many")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--ages", type=int, nargs="+", default=[1, 2, 8])
+    options = parser.parse_args()
+    began = time.monotonic()
+    steps = load(SYNC).steps
+    results: dict[str, Any] = json.loads(options.results.read_text()) if options.results.is_file() else {}
+    cases = [Case(seed, age) for seed in options.seeds for age in (None, *options.ages)]
+    for case in cases:
+        if case.name in results or time.monotonic() - began > 60 * options.minutes:
+            continue
+        print(f"{case.name} ...", flush=True)
+        results[case.name] = run(case, options.results.parent / "staleness", steps if case.age is None else round(TARGET * steps))
+        options.results.parent.mkdir(parents=True, exist_ok=True)
+        options.results.write_text(json.dumps(results, indent=1))
+    lines, ratios = table(json.loads(json.dumps(results)), options.seeds, options.ages, steps)
+    print("\n".join(lines))
+    value = None if None in ratios else round(max(ratio for ratio in ratios if ratio is not None), 3)
+    detail = {"runs": len([case for case in cases if case.name in results]), "of": len(cases), "results": results}
+    print(json.dumps({"name": "staleness", "value": value, "unit": "optimizer steps, async / sync", "detail": detail}))
+
+
+if __name__ == "__main__":
+    main()
