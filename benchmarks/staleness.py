@@ -1,7 +1,7 @@
 """Does training on older samples cost steps? The sync recipe, and async with updates in flight at several ages, over several seeds.
 
     sync   seed s ──► final validation accuracy a(s) after S steps                          one run per seed
-    async  seed s, age K ──► first step whose validation accuracy reaches a(s)             one run per seed and age
+    async  seed s, age K ──► first step whose validation accuracy reaches a(s); ends there  one run per seed and age
 
 Hours on a laptop (each run is a whole training), so it does one run after the other and keeps each result in `--results`: a second call
 goes on where the first stopped, and prints the table from what is there. `--minutes` bounds a call; a run that has begun is finished.
@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,37 +49,51 @@ class Case:
         return [sys.executable, "-m", "flows.grpo", *arguments]
 
 
-def run(case: Case, output: Path, steps: int) -> dict[str, Any]:
-    """Train, and read what the run left behind.
+def run(case: Case, output: Path, steps: int, enough: float | None) -> dict[str, Any]:
+    """Train up to `steps` steps, or until the validation accuracy is `enough`.
 
     Raises:
         RuntimeError: the run failed.
     """
-    from tasks.reporting.metrics import by_step, read, series
-    from tasks.reporting.summary import Summary
-
+    directory = output / case.name
+    shutil.rmtree(directory, ignore_errors=True)  # of a call that was interrupted
     output.mkdir(parents=True, exist_ok=True)
     log = output / f"{case.name}.log"
-    with log.open("wb") as file:
-        environment = settings.child_environment(PREFECT_HOME=str(output / "prefect"), PREFECT_API_URL="", RAY_ADDRESS="")
-        done = subprocess.run(case.command(output, steps), cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, check=False)
-    if done.returncode != 0:
+    environment = settings.child_environment(PREFECT_HOME=str(output / "prefect"), PREFECT_API_URL="", RAY_ADDRESS="")
+    began, stopped = time.monotonic(), False
+    with (
+        log.open("wb") as file,
+        subprocess.Popen(case.command(output, steps), cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT) as command,
+    ):
+        while command.poll() is None:
+            time.sleep(2)
+            if enough is not None and not stopped and reached(curve(directory, "accuracy/validation"), enough) is not None:
+                command.send_signal(signal.SIGINT)
+                stopped = True
+    if command.returncode != 0 and not stopped:
         raise RuntimeError(f"{case.name} failed; the end of {log}:\n{log.read_text(errors='replace')[-2000:]}")
-    rows = by_step(read(output / "latest" / "metrics.jsonl"))
-    ages = [value for _, value in series(rows, "staleness/mean")]
+    ages = curve(directory, "staleness/mean").values()
     return {
-        "accuracy": dict(series(rows, "accuracy/validation")),
+        "accuracy": curve(directory, "accuracy/validation"),
         "mean_age": round(sum(ages) / len(ages), 2) if ages else 0.0,
-        "seconds": round(Summary.read(output / "latest" / "summary.json").seconds),
+        "seconds": round(time.monotonic() - began),
     }
 
 
-def reached(accuracy: dict[str, float], wanted: float) -> int | None:
+def curve(directory: Path, name: str) -> dict[int, float]:
+    """A metric by step, as far as the run has come."""
+    from tasks.reporting.metrics import by_step, read, series
+
+    path = directory / "metrics.jsonl"
+    return dict(series(by_step(read(path)), name)) if path.is_file() else {}
+
+
+def reached(accuracy: Mapping[Any, float], wanted: float) -> int | None:
     """The first step whose validation accuracy is at least `wanted`; or None."""
     return next((int(step) for step, value in accuracy.items() if value >= wanted), None)
 
 
-def final(accuracy: dict[str, float]) -> float:
+def final(accuracy: Mapping[Any, float]) -> float:
     """Of the last step."""
     return accuracy[max(accuracy, key=int)]
 
@@ -119,7 +136,10 @@ def main() -> None:
         if case.name in results or time.monotonic() - began > 60 * options.minutes:
             continue
         print(f"{case.name} ...", flush=True)
-        results[case.name] = run(case, options.results.parent / "staleness", steps if case.age is None else round(TARGET * steps))
+        base = results.get(Case(case.seed, None).name)
+        enough = final(base["accuracy"]) if base and case.age is not None else None
+        given = steps if case.age is None else round(TARGET * steps)
+        results[case.name] = run(case, options.results.parent / "staleness", given, enough)
         options.results.parent.mkdir(parents=True, exist_ok=True)
         options.results.write_text(json.dumps(results, indent=1))
     lines, ratios = table(json.loads(json.dumps(results)), options.seeds, options.ages, steps)
