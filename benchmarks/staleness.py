@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -68,7 +67,7 @@ def run(case: Case, output: Path, steps: int, enough: float | None) -> dict[str,
         while command.poll() is None:
             time.sleep(2)
             if enough is not None and not stopped and reached(curve(directory, "accuracy/validation"), enough) is not None:
-                command.send_signal(signal.SIGINT)
+                command.terminate()  # and not an interrupt, which children of a background shell ignore
                 stopped = True
     if command.returncode != 0 and not stopped:
         raise RuntimeError(f"{case.name} failed; the end of {log}:\n{log.read_text(errors='replace')[-2000:]}")
