@@ -94,7 +94,7 @@ class Bench:
 
     def train(self, meta: KVBatchMeta) -> None:
         """The trainer's work of a step."""
-        self._plane.put(meta, {"advantages": [torch.tensor(float(row % 2)) for row in range(len(meta))]})
+        meta = self._plane.put(meta, {"advantages": [torch.tensor(float(row % 2)) for row in range(len(meta))]})
         self.ask(names.POLICY, "train", meta, "grpo")
         passes = self.filler
         while passes > 0.01:
