@@ -4,7 +4,8 @@
     async  seed s, age K ──► first step whose validation accuracy reaches a(s); ends there  one run per seed and age
 
 Hours on a laptop (each run is a whole training), so it does one run after the other and keeps each result in `--results`: a second call
-goes on where the first stopped, and prints the table from what is there. `--minutes` bounds a call; a run that has begun is finished.
+goes on where the first stopped, and prints the table from what is there. `--minutes` bounds a call, by default to the table alone; a run
+that has begun is finished.
 
 `value` is the worst ratio of async to sync steps over ages and seeds; null while runs are missing or one has not got there.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -64,11 +66,14 @@ def run(case: Case, output: Path, steps: int, enough: float | None) -> dict[str,
         log.open("wb") as file,
         subprocess.Popen(case.command(output, steps), cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT) as command,
     ):
-        while command.poll() is None:
-            time.sleep(2)
-            if enough is not None and not stopped and reached(curve(directory, "accuracy/validation"), enough) is not None:
-                command.terminate()  # and not an interrupt, which children of a background shell ignore
-                stopped = True
+        try:
+            while command.poll() is None:
+                time.sleep(2)
+                if enough is not None and not stopped and reached(curve(directory, "accuracy/validation"), enough) is not None:
+                    command.terminate()  # and not an interrupt, which children of a background shell ignore
+                    stopped = True
+        finally:
+            command.terminate()  # this command was ended: so is its run
     if command.returncode != 0 and not stopped:
         raise RuntimeError(f"{case.name} failed; the end of {log}:\n{log.read_text(errors='replace')[-2000:]}")
     ages = curve(directory, "staleness/mean").values()
@@ -123,10 +128,11 @@ def main() -> None:
     """Run what is missing and print the table and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("runs/staleness.json"))
-    parser.add_argument("--minutes", type=float, default=1.0, help="no run begins after this many")
+    parser.add_argument("--minutes", type=float, default=0.0, help="no run begins after this many; 0: only the table of what was run")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--ages", type=int, nargs="+", default=[1, 2, 8])
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the run ends too
     began = time.monotonic()
     steps = load(SYNC).steps
     results: dict[str, Any] = json.loads(options.results.read_text()) if options.results.is_file() else {}
@@ -141,10 +147,10 @@ def main() -> None:
         results[case.name] = run(case, options.results.parent / "staleness", given, enough)
         options.results.parent.mkdir(parents=True, exist_ok=True)
         options.results.write_text(json.dumps(results, indent=1))
-    lines, ratios = table(json.loads(json.dumps(results)), options.seeds, options.ages, steps)
+    lines, ratios = table(results, options.seeds, options.ages, steps)
     print("\n".join(lines))
     value = None if None in ratios else round(max(ratio for ratio in ratios if ratio is not None), 3)
-    detail = {"runs": len([case for case in cases if case.name in results]), "of": len(cases), "results": results}
+    detail = {"runs": sum(case.name in results for case in cases), "of": len(cases), "results": results}
     print(json.dumps({"name": "staleness", "value": value, "unit": "optimizer steps, async / sync", "detail": detail}))
 
 
