@@ -27,8 +27,8 @@ doctor:  ## what is found, what is missing, and the command that fixes it
 test: setup  ## the whole suite, in two processes (tests/conftest.py says what stays together)
 	@$(PY) -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
-gpu-check:  ## on a machine with a GPU and the `gpu` extra (PY=python3 when it is installed elsewhere)
-	@$(PY) -m pytest -p no:cacheprovider tests/gpu $(ARGS)
+gpu-check:  ## tests and benchmarks on a machine with GPUs and the `gpu` extra (PY=python3 when it is installed elsewhere, ARGS="JOB ...")
+	@$(PY) -m benchmarks.gpu_check $(ARGS)
 
 check: setup  ## format, lint, types, import contracts
 	@.venv/bin/ruff format --check .
