@@ -45,9 +45,9 @@ class Job:
         return "python " + " ".join(f"'{word}'" if " " in word else word for word in self.arguments)
 
 
-def checks(file: str, only: str = "", gpus: int = 1) -> Job:
+def checks(file: str, only: str = "", gpus: int = 1, alone: bool = False) -> Job:
     """Some tests of tests/gpu."""
-    return Job(("-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/gpu/{file}.py", *(("-k", only) if only else ())), gpus, False, 500)
+    return Job(("-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/gpu/{file}.py", *(("-k", only) if only else ())), gpus, alone, 500)
 
 
 def measures(module: str, *arguments: str, gpus: int = 1) -> Job:
@@ -66,7 +66,8 @@ JOBS: dict[str, Job] = {
     "logprob": checks("test_logprob"),
     "policy": checks("test_policy"),
     **{f"graphs-{name}": checks("test_cuda_graphs", name) for name in ("dense", "padded", "dynamic", "packed", "move")},
-    **{f"refit-{name}": checks("test_refit", name) for name in ("ipc-async", "tied-llama", "sleep-1", "sleep-2", "memory", "lost")},
+    **{f"refit-{name}": checks("test_refit", name) for name in ("ipc-async", "tied-llama", "sleep-1", "sleep-2", "lost")},
+    "refit-memory": checks("test_refit", "memory", alone=True),  # it looks at the memory of the whole GPU
     "smollm2": trains("smollm2-135m-1gpu"),
     "train_step-0.5b": measures(*STEP),
     "train_step-smollm2": measures(*STEP, "--shape", "smollm2-135m"),

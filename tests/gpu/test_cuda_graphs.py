@@ -53,6 +53,7 @@ def run(model: Path, directory: Path, layout: str, dtype: str, impl: str) -> Run
             seen.logprobs += plane.get(meta, ["policy_logprobs"])["policy_logprobs"]
             metrics = policy.train(plan_batch(meta, config.batching, data_parallel=1).shards[0], "grpo")
             counts = {name: metrics.pop(name) for name in list(metrics) if name.startswith("cuda_graph/")}
+            metrics = {name: value for name, value in metrics.items() if not name.startswith("gpu_memory/")}  # graphs have pools
             seen.metrics.append(metrics)
             seen.counts.append(counts)
             plane.clear(meta)
