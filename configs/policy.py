@@ -42,7 +42,9 @@ class OptimizerConfig(StrictModel):
     lr: PositiveFloat = 1e-4
     min_lr: NonNegativeFloat = 0.0
     warmup_steps: NonNegativeInt = 0  # MCore OptimizerParamScheduler: lr_warmup_steps
-    decay_steps: PositiveInt | None = Field(None, description="Steps over which lr falls to min_lr; default: lr stays.")
+    decay_steps: PositiveInt | None = Field(  # MCore OptimizerParamScheduler: lr_decay_steps
+        None, description="Optimizer steps, from the first, over which lr falls to min_lr; default: all of the run."
+    )
     decay_style: Literal["constant", "linear", "cosine"] = "constant"  # MCore: lr_decay_style
     weight_decay: NonNegativeFloat = 0.0
     beta1: float = Field(0.9, ge=0, lt=1)  # MCore: adam_beta1
@@ -56,9 +58,15 @@ class OptimizerConfig(StrictModel):
             raise ValueError(f"min_lr ({self.min_lr:g}) is above lr ({self.lr:g})")
         if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:
             raise ValueError(f"decay_steps ({self.decay_steps}) counts from step 0 and must be above warmup_steps ({self.warmup_steps})")
-        if self.decay_steps is None and self.decay_style != "constant":
-            raise ValueError(f"decay_style {self.decay_style!r} needs decay_steps")
+        if self.decay_steps is not None and self.decay_style == "constant":
+            raise ValueError("decay_steps says how fast lr falls, and decay_style is 'constant': set it to linear or cosine")
         return self
+
+    def over(self, updates: int) -> OptimizerConfig:
+        """With `decay_steps` set, for a run of so many optimizer steps (in a run that ends during the warm-up lr never falls)."""
+        if self.decay_style == "constant" or self.decay_steps is not None:
+            return self
+        return self.model_copy(update={"decay_steps": max(updates, self.warmup_steps + 1)})
 
 
 class LossConfig(StrictModel):

@@ -160,7 +160,8 @@ def launch(config: RunConfig, model_path: str, namespace: str) -> RunActors:
         start.actor(names.ENVIRONMENT, EnvironmentActor, config.environment, config.seed)
         address = start.data_plane()
         options = _computing(_side_by_side(config, config.policy.parallel.world_size), placement.worker)
-        start.policy(model_path, config.rollout.temperature, longest_sample(config, model_path), options, placement.refit)
+        updates = config.steps * config.policy.updates_per_step
+        start.policy(model_path, updates, config.rollout.temperature, longest_sample(config, model_path), options, placement.refit)
         if config.mode == "async":
             start.replay(config, address)
         start.actor(names.COLLECTOR, Collector, config, model_path, namespace, engines, names.ENVIRONMENT, address, threads=4)
@@ -176,7 +177,8 @@ def launch_sft(config: SftConfig, model_path: str, namespace: str, data: Supervi
     """
     with _starting(namespace, config, config.policy.timeout_s) as start:
         address = start.data_plane()
-        start.policy(model_path, 1.0, data.longest, _computing(config.policy.parallel.world_size), RefitPlan())
+        options = _computing(config.policy.parallel.world_size)
+        start.policy(model_path, data.steps(config), 1.0, data.longest, options, RefitPlan())
         start.actor(names.COLLECTOR, SupervisedCollector, config, model_path, address, data.allowed)
     return RunActors(namespace, address, [], start.ready)
 
@@ -224,11 +226,12 @@ class _Starting:
         self.address = queue.start(self._namespace, self._config.data_plane)
         return self.address
 
-    def policy(self, model_path: str, temperature: float, longest: int, options: dict[str, Any], refit: RefitPlan) -> None:
+    def policy(self, model_path: str, updates: int, temperature: float, longest: int, options: dict[str, Any], refit: RefitPlan) -> None:
         config = self._config
+        policy = config.policy.model_copy(update={"optimizer": config.policy.optimizer.over(updates)})
         self.actor(
             names.POLICY, PolicyGroup,
-            config.policy, model_path, self._namespace, self.address, config.data_plane.timeout_s, config.seed, temperature,
+            policy, model_path, self._namespace, self.address, config.data_plane.timeout_s, config.seed, temperature,
             options, longest, refit,
         )  # fmt: skip
 
