@@ -9,12 +9,13 @@ import torch
 
 from actors.environments import Environment, Problem, Split, build
 from actors.policy import memory
-from actors.policy.gguf import convert_gguf
+from actors.policy.gguf import convert_gguf, gguf_config
 from actors.policy.hf import check_model_dir, head_dim
 from actors.policy.scratch import write_scratch_model
 from actors.rollout.prompts import Problems, PromptEncoder
 from actors.rollout.staleness import build as build_sampler
 from configs.base import ConfigError
+from configs.model import ModelConfig
 from configs.policy import ParallelConfig
 from configs.rollout import GenerationConfig
 from configs.run import BaseRunConfig, RunConfig
@@ -119,8 +120,7 @@ def planned_memory(config: BaseRunConfig, shape: memory.ModelShape | None = None
     if config.policy.device == "cpu":
         return {}
     if shape is None:
-        path = config.model.path
-        shape = memory.ModelShape.of_scratch(config.model) if path is None else memory.ModelShape.of(check_model_dir(path))
+        shape = _planned_shape(config.model)
     if not isinstance(config, RunConfig):
         return {"policy worker": memory.policy_memory(shape, config.policy, shape.context)}
     longest = min(shape.context, config.generation.max_model_len or shape.context)
@@ -146,10 +146,17 @@ def check_memory(config: BaseRunConfig, shape: memory.ModelShape) -> None:
     if engine is not None:
         advice = "lower generation.kv_cache_gib, or raise generation.tensor_parallel_size"
         memory.check_fits(engine, capacity, "generation: an engine", advice)
-    if engine is not None and torch.cuda.device_count() == 1:
+    if engine is not None and isinstance(config, RunConfig) and torch.cuda.device_count() == 1:
         both = {f"worker's {name}": size for name, size in memory.resident(worker).items()}
-        both |= {f"engine's {name}": size for name, size in engine.items()}
-        memory.check_fits(both, capacity, "policy and generation on one GPU", "lower generation.kv_cache_gib, or take a second GPU")
+        both |= {f"engines' {name}": size * config.generation.num_engines for name, size in engine.items()}
+        advice = "lower generation.kv_cache_gib or generation.num_engines, or take a second GPU"
+        memory.check_fits(both, capacity, "policy and generation on one GPU", advice)
+
+
+def _planned_shape(model: ModelConfig) -> memory.ModelShape:
+    if model.gguf is not None:
+        return memory.ModelShape.of(gguf_config(model.gguf))
+    return memory.ModelShape.of_scratch(model) if model.path is None else memory.ModelShape.of(check_model_dir(model.path))
 
 
 def load_encoder(model_path: str, system_prompt: str | None, shape: Any) -> PromptEncoder:

@@ -2,11 +2,12 @@
 
     placement    an engine            a policy worker    refit
     cpu          none                 none               host
-    colocated    60 % of a GPU        40 % of a GPU      ipc     one of each on every GPU
+    colocated    60 % of a GPU        40 % of a GPU      ipc     one of each on every GPU; on a single GPU engines may share the 60 %
     separate     tensor_parallel_size 1                  nccl
 
-The fractions are shares of Ray's books alone, not of the memory: no two engines and no two workers fit on one GPU, so Ray puts one of each
-on every GPU. Memory is bounded by generation.kv_cache_gib.
+The fractions are shares of Ray's books alone, not of the memory: no two engines of 60 % and no two workers fit on one GPU, so Ray puts one
+of each on every GPU. Memory is bounded by generation.kv_cache_gib. A small model's engine is bound by its host, and several on one GPU
+keep it busier.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Placement:
         """One line."""
         where = {
             "cpu": "no GPU of its own for any actor",
-            "colocated": f"{self.gpus} GPU(s), each with an engine and a policy worker",
+            "colocated": f"{self.gpus} GPU(s), each with {'an engine' if self.engine == _ENGINE_SHARE else 'engines'} and a policy worker",
             "separate": f"{self.gpus} GPUs: {self.engine:g} an engine, {self.worker:g} a policy worker",
         }[self.kind]
         return f"{where}; refit by {self.refit.transport}"
@@ -56,15 +57,16 @@ def place(config: RunConfig, gpus: int) -> Placement:
     """
     engines, ranks, workers = config.generation.num_engines, config.generation.tensor_parallel_size, config.policy.parallel.world_size
     apart = engines * ranks + workers
-    together = ranks == 1 and engines == workers
+    together = ranks == 1 and (engines == workers or workers == 1)
     kind = config.placement
     if kind == "auto":
         on_cpu = gpus == 0 or config.policy.device == "cpu"
         kind = "cpu" if on_cpu else "separate" if gpus >= apart or not together else "colocated"
     if kind == "colocated" and not together:
         raise ConfigError(
-            f"placement colocated puts one engine and one policy worker on each GPU, but there are {engines} engine(s) of {ranks} GPU(s) "
-            f"(generation.num_engines, generation.tensor_parallel_size) and {workers} worker(s) (policy.parallel): make their numbers equal"
+            "placement colocated puts one engine and one policy worker on each GPU, or several engines and one worker on a single GPU, but "
+            f"there are {engines} engine(s) of {ranks} GPU(s) (generation.num_engines, generation.tensor_parallel_size) and {workers} "
+            "worker(s) (policy.parallel): make their numbers equal"
         )
     needed = {"cpu": 0, "colocated": workers, "separate": apart}[kind]
     if needed > gpus:
@@ -85,7 +87,7 @@ def place(config: RunConfig, gpus: int) -> Placement:
     if transport not in allowed:
         raise ConfigError(f"generation.refit: {transport} does not work with placement {kind}: use {' or '.join(allowed)}")
     if kind == "colocated":
-        engine, worker = _ENGINE_SHARE, _WORKER_SHARE
+        engine, worker = _ENGINE_SHARE * workers / engines, _WORKER_SHARE
     else:
         engine, worker = (float(ranks), 1.0) if kind == "separate" else (0.0, 0.0)
     return Placement(kind, needed, engine, worker, RefitPlan(transport, config.generation.refit_buffer_mib * 2**20, ranks))

@@ -8,10 +8,13 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from configs.base import ConfigError
@@ -26,19 +29,35 @@ def convert_gguf(source: str, directory: Path) -> Path:
     Raises:
         ConfigError: there is no such file or package, or transformers cannot read it.
     """
-    file = _find(source)
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):  # progress bars that nothing switches off
-            model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    except (OSError, ValueError, NotImplementedError) as error:
-        raise ConfigError(f"model.gguf: transformers cannot read {file}: {str(error).splitlines()[0]}") from None
+    with _reading(source) as file:
+        model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     model.hf_quantizer = None  # the weights are dequantised by now
     del model.config.quantization_config
     disable_progress_bar()
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
+
+
+def gguf_config(source: str) -> Any:
+    """The configuration of transformers that the file's header gives; its weights are not read.
+
+    Raises:
+        ConfigError: as `convert_gguf`.
+    """
+    with _reading(source) as file:
+        return AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+
+
+@contextmanager
+def _reading(source: str) -> Iterator[Path]:
+    file = _find(source)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # progress bars that nothing switches off
+            yield file
+    except (OSError, ValueError, NotImplementedError) as error:
+        raise ConfigError(f"model.gguf: transformers cannot read {file}: {str(error).splitlines()[0]}") from None
 
 
 def _find(source: str) -> Path:

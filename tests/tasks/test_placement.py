@@ -32,6 +32,13 @@ def test_colocated_puts_one_engine_and_one_worker_on_each_gpu() -> None:
     assert placement.engine + 2 * placement.worker > 1  # nor two workers beside an engine
 
 
+def test_several_engines_may_share_a_single_gpu_with_the_worker() -> None:
+    placement = place(config("placement=colocated", "generation.num_engines=3"), 8)
+    assert (placement.kind, placement.gpus, placement.refit.transport) == ("colocated", 1, "ipc")
+    assert 0.99 < 3 * placement.engine + placement.worker <= 1
+    assert place(config("generation.num_engines=2"), 1).kind == "colocated"  # auto: there are no GPUs for two engines apart
+
+
 def test_separate_gives_an_engine_its_tensor_parallel_gpus() -> None:
     placement = place(config("generation.tensor_parallel_size=2", "generation.num_engines=3", "policy.parallel.data=2"), 8)
     assert (placement.kind, placement.gpus, placement.engine, placement.worker) == ("separate", 8, 2.0, 1.0)
@@ -47,8 +54,8 @@ def test_a_policy_on_the_cpu_takes_no_gpu() -> None:
     [
         (["placement=separate"], 1, "need 2 GPU"),
         (["placement=colocated"], 0, "need 1 GPU"),
-        (["placement=colocated", "generation.num_engines=2"], 8, "make their numbers equal"),
-        (["generation.num_engines=2"], 1, "need 3 GPU"),
+        (["placement=colocated", "generation.num_engines=4", "policy.parallel.data=2"], 8, "make their numbers equal"),
+        (["generation.num_engines=2", "policy.parallel.data=4"], 4, "need 6 GPU"),
         (["placement=colocated", "policy.device=cpu"], 1, "policy.device"),
         (["generation.refit=nccl"], 1, "generation.refit"),
         (["generation.refit=ipc"], 2, "generation.refit"),

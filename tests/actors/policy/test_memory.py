@@ -100,6 +100,17 @@ def test_a_run_looks_at_its_gpus_before_it_starts(gpus: int, gib: float, refused
         preflight.check_memory(config, shape)
 
 
+def test_engines_that_share_a_gpu_count_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = ModelShape.of_scratch(load("arithmetic-cpu").model)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(preflight.memory, "gpu_capacity", lambda: 8.0 * GIB)
+    overrides = ["policy.dtype=bfloat16", "generation.kv_cache_gib=2.5"]
+    preflight.check_memory(load("arithmetic-cpu", overrides), shape)
+    with pytest.raises(ConfigError, match=r"engines' KV cache 7.50; .*generation.num_engines"):
+        preflight.check_memory(load("arithmetic-cpu", [*overrides, "generation.num_engines=3"]), shape)
+
+
 def test_a_policy_on_a_cpu_has_no_plan() -> None:
     assert preflight.planned_memory(load("arithmetic-cpu", ["policy.device=cpu"])) == {}
     assert set(preflight.planned_memory(load("arithmetic-cpu"))) == {"policy worker", "engine"}

