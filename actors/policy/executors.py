@@ -22,16 +22,17 @@ from typing import Any
 
 import ray
 from ray.dag import InputNode, MultiOutputNode
-from ray.exceptions import RayActorError, RayChannelError, RayTaskError
+from ray.exceptions import RayActorError, RayChannelError, RayChannelTimeoutError, RayTaskError
 
+from actors.policy import channels
 from actors.waiting import ActorGoneError, ActorTimeoutError, cause, wait_all
 from configs.compiled_graph import CompiledGraphConfig
 
 _PROBE_S = 5.0  # for each worker to say that it lives
 _GRACE_S = 5.0  # for the other replicas, after one has failed
 _TEARDOWN_S = 10.0
-_NO_DEADLINE = -1  # Ray's own word for it
-_LOOK_S = 0.2  # between looks at the clock
+
+channels.sleep_while_waiting()  # here, since owner and workers alike import this module: `Request` is theirs
 
 
 @dataclass(frozen=True)
@@ -109,11 +110,6 @@ class CompiledExecutor:
         self.compile_s = time.monotonic() - started
         # Ray cannot wait for the first of several graphs, and a failure in one replica must not wait for the others.
         self._threads = ThreadPoolExecutor(len(replicas), "replica") if len(replicas) > 1 else None
-        # Ray's own wait with a deadline spins, which takes half a core from the workers of a small machine. So calls wait without one,
-        # and a thread that looks at the clock now and then tears the graphs down under a call that is late.
-        self._deadline: float | None = None
-        self._late = False
-        threading.Thread(target=self._watch, name="deadline", daemon=True).start()
 
     compiled = True
 
@@ -122,23 +118,20 @@ class CompiledExecutor:
         with self._lock:
             if not self._graphs:
                 raise ActorGoneError(f"{requests[0].method}: the compiled graph was torn down ({self._why_closed})")
-            self._deadline = time.monotonic() + self._timeout_s
             try:
                 if self._threads is None:
                     return [self._one(0, requests[0])]
                 return self._side_by_side(self._threads, requests)
             except RayTaskError as error:
                 raise cause(error) from error
-            except Exception as error:
-                if self._late:
-                    raise ActorTimeoutError(f"{requests[0].method}: {self._why_closed}") from error
-                if not isinstance(error, RayChannelError | RayActorError):
-                    raise
+            except RayChannelTimeoutError as error:
+                late = ", ".join(name for workers in self._replicas for name in workers)
+                self._tear_down(f"no answer from {late} within {self._timeout_s:.0f} s")
+                raise ActorTimeoutError(f"{requests[0].method}: {self._why_closed}") from error
+            except (RayChannelError, RayActorError) as error:
                 message = f"{requests[0].method}: {self._dead()} died ({type(error).__name__})"
                 self._tear_down(message)
                 raise ActorGoneError(message) from error
-            finally:
-                self._deadline = None
 
     def close(self) -> None:
         """Tear the graphs down; the workers live on and take ordinary calls. Idempotent, silent, at most 10 s."""
@@ -147,7 +140,7 @@ class CompiledExecutor:
 
     def _one(self, replica: int, request: Request) -> list[Any]:
         refs = self._graphs[replica].execute(request.pack())
-        return [pickle.loads(ref.get(timeout=_NO_DEADLINE)) for ref in refs]
+        return [pickle.loads(ref.get(timeout=self._timeout_s)) for ref in refs]
 
     def _side_by_side(self, threads: ThreadPoolExecutor, requests: Sequence[Request]) -> list[list[Any]]:
         futures = [threads.submit(self._one, replica, request) for replica, request in enumerate(requests)]
@@ -158,15 +151,6 @@ class CompiledExecutor:
                 self._tear_down(f"{type(failed.exception()).__name__}: {failed.exception()}")
             failed.result()
         return [future.result() for future in futures]
-
-    def _watch(self) -> None:
-        while self._graphs:
-            time.sleep(_LOOK_S)
-            deadline = self._deadline
-            if deadline is not None and time.monotonic() > deadline:
-                self._late = True
-                names = ", ".join(name for workers in self._replicas for name in workers)
-                self._tear_down(f"no answer from {names} within {self._timeout_s:.0f} s")
 
     def _dead(self) -> str:
         refs = {worker.ping.remote(): name for workers in self._replicas for name, worker in workers.items()}

@@ -48,6 +48,9 @@ class Toy:
     def open_files(self) -> int:
         return len(os.listdir("/proc/self/fd"))
 
+    def cpu_s(self) -> float:
+        return time.process_time()
+
 
 class Owner:
     """Holds an executor in a process of its own, as PolicyGroup does."""
@@ -72,6 +75,9 @@ class Owner:
 
     def open_files(self) -> int:
         return len(os.listdir("/proc/self/fd"))
+
+    def cpu_s(self) -> float:
+        return time.process_time()
 
 
 @pytest.fixture(scope="module")
@@ -172,3 +178,20 @@ def test_the_fall_back_says_why() -> None:
     assert not executor.compiled
     assert "policy.compiled_graph.enabled is false" in line
     ray.kill(worker)
+
+
+def test_who_waits_leaves_the_cores_to_others(make: Any) -> None:
+    owner, layout = make(1, 1)
+    worker = layout[0]["worker-0-0"]
+    run(owner, Request("add"))
+
+    def cpu() -> list[float]:
+        return ray.get([owner.cpu_s.remote(), worker.cpu_s.remote()], timeout=30)
+
+    before = cpu()
+    run(owner, Request("sleep", (2.0,)))  # the owner waits
+    between = cpu()
+    time.sleep(2.0)  # the worker waits
+    after = cpu()
+    assert between[0] - before[0] < 1.0  # Ray's own loop takes 2.0
+    assert after[1] - between[1] < 1.0
