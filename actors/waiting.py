@@ -9,6 +9,8 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 
+_NOT_THERE = "actor {!r} is not in Ray namespace {!r}: it died, or the run has ended"
+
 
 class ActorGoneError(RuntimeError):
     """An actor died, or was never there. The message names it and what it was doing."""
@@ -27,7 +29,17 @@ def find(name: str, namespace: str) -> Any:
     try:
         return ray.get_actor(name, namespace=namespace)
     except ValueError:
-        raise ActorGoneError(f"actor {name!r} is not in Ray namespace {namespace!r}: it died, or the run has ended") from None
+        raise ActorGoneError(_NOT_THERE.format(name, namespace)) from None
+
+
+def look_for(name: str, namespace: str) -> None:
+    """As `find`, but without a handle, which Ray makes of the actor's class: that imports the class's module, for seconds.
+
+    Raises:
+        ActorGoneError: no such actor in the namespace.
+    """
+    if {"name": name, "namespace": namespace} not in ray.util.list_named_actors(all_namespaces=True):
+        raise ActorGoneError(_NOT_THERE.format(name, namespace))
 
 
 def wait(ref: Any, *, who: str, what: str, timeout_s: float) -> Any:

@@ -33,7 +33,7 @@ from actors.rollout.collector import Collector
 from actors.rollout.prompts import end_token_ids
 from actors.rollout.replay_actor import replay_actor_class
 from actors.rollout.supervised import SupervisedCollector
-from actors.waiting import find, wait_all
+from actors.waiting import look_for, wait_all
 from configs import settings
 from configs.base import ConfigError
 from configs.evaluate import EvaluateConfig
@@ -218,7 +218,7 @@ class _Starting:
             .options(name=names.REPLAY, namespace=self._namespace, num_cpus=0)
             .remote(
                 config.asynchronous, config.rollout.prompts_per_step, 0, "train",
-                partial(connect, address, timeout_s=config.data_plane.timeout_s), partial(find, names.COLLECTOR, self._namespace),
+                partial(connect, address, timeout_s=config.data_plane.timeout_s), partial(look_for, names.COLLECTOR, self._namespace),
             )
         )  # fmt: skip
 

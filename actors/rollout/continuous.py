@@ -1,11 +1,10 @@
 """Generation without pause: prompt groups are begun as fast as the replay buffer admits them, and stored as they finish.
 
-    ┌─► admit ── reserve ──► ReplayActor                   a place, the keys, the version
+    ┌─► admit ── reserve ──► ReplayActor                   places with keys and version; what is in flight and too old: abort, fail
     │     └──── submit ───► EnginePool                     one request per response
     ├─► gather ◄─ collect ─ EnginePool                     responses, with the version of every token
     │     └──── begin ────► Scoring ─► EnvironmentActor
-    ├─► store ◄─ written ── Scoring ─► DataPlane           rows under the reserved keys, then commit ──► ReplayActor
-    └── drop ◄─ cancelled ─ ReplayActor                    too old to be trained: abort, fail
+    └── store ◄─ written ── Scoring ─► DataPlane           rows under the reserved keys, then commit ──► ReplayActor
 
 One thread does all of it. When it ends, for whatever reason, the replay buffer hears why (`abandon`), so that no trainer waits for it.
 """
@@ -23,12 +22,14 @@ from actors.environments import Problem
 from actors.generation.pool import EnginePool
 from actors.generation.types import EngineDiedError, GenerationRequest
 from actors.rollout.in_flight import InFlight, PromptGroup
-from actors.rollout.replay import Reservation
+from actors.rollout.replay_actor import Places, Stored
 from actors.rollout.samples import Progress, Sample, StepReport
 from actors.rollout.scoring import Scoring, shown
 from actors.waiting import wait
 
 _POLL_S = 0.1  # between looks at the replay buffer while responses are awaited
+_ASK_S = 0.05  # from a refusal to the next question: a call costs both sides some milliseconds
+_AHEAD = 16  # prompts that are asked for at once
 _IDLE_S = 0.5  # for a place in the buffer when nothing is in flight
 _CALL_S = 60.0  # longest wait for an answer of the replay actor
 _JOIN_S = 30.0
@@ -59,7 +60,8 @@ class Continuous:
         self._draw, self._requests, self._rows = draw, requests, rows
         self._pool, self._scoring, self._replay = pool, scoring, replay
         self._flying = InFlight()
-        self._next: tuple[str, Problem, list[int]] | None = None
+        self._drawn: deque[tuple[str, Problem, list[int]]] = deque()
+        self._ask_again = 0.0
         self._known_dead: set[str] = set()
         self._stopping, self._ended = threading.Event(), threading.Event()
         self._lock = threading.Lock()  # of all that follows, which other threads read
@@ -125,7 +127,6 @@ class Continuous:
                 self._admit()
                 self._gather()
                 self._store()
-                self._drop()
             self._pool.abort([lost for uid in self._flying.uids() for lost in self._flying.remove(uid)])
         except Exception as error:  # noqa: BLE001  (whatever it is, the trainer must hear of it)
             why = f"{type(error).__name__}: {error}"
@@ -136,18 +137,24 @@ class Continuous:
             self._ended.set()
 
     def _admit(self) -> None:
-        begun: list[PromptGroup] = []
-        while True:
-            self._next = self._next or self._draw()
-            uid, problem, prompt = self._next
-            nothing_else = not (begun or self._flying or self._scoring)
-            given = self._ask("reserve", uid, self._rows, _IDLE_S if nothing_else else 0.0)
-            if not isinstance(given, Reservation):
-                break
-            begun.append(PromptGroup(problem, prompt, given))
-            self._next = None
-        if not begun:
+        idle = not (self._flying or self._scoring)
+        if not idle and time.monotonic() < self._ask_again:
             return
+        begun: list[PromptGroup] = []
+        refusal = None
+        while refusal is None:
+            while len(self._drawn) < _AHEAD:
+                self._drawn.append(self._draw())
+            wait_s = _IDLE_S if idle and not begun else 0.0
+            places: Places = self._ask("reserve", [uid for uid, _, _ in self._drawn], self._rows, wait_s)
+            refusal = places.refusal
+            for uid in places.cancelled:
+                if uid in self._flying.uids():  # else it is being scored: its commit will be refused
+                    self._fail(uid, "too old")
+            for place in places.given:
+                _, problem, prompt = self._drawn.popleft()
+                begun.append(PromptGroup(problem, prompt, place))
+        self._ask_again = time.monotonic() + _ASK_S
         for group in begun:
             self._flying.add(group)
         self._count()
@@ -171,18 +178,19 @@ class Continuous:
         self._count()
 
     def _store(self) -> None:
-        for written in self._scoring.written(0.0 if self._flying else _POLL_S):
-            starts, ends = zip(*((tag["start_version"], tag["end_version"]) for tag in written.meta.tags), strict=True)
-            if self._ask("commit", written.group.uid, written.meta, min(starts), max(ends)):
-                with self._lock:
-                    self._groups += 1
-                    self._samples.append(shown(written))
+        written = self._scoring.written(0.0 if self._flying else _POLL_S)
+        if not written:
+            return
+        stored = []
+        for group in written:
+            starts, ends = zip(*((tag["start_version"], tag["end_version"]) for tag in group.meta.tags), strict=True)
+            stored.append(Stored(group.group.uid, group.meta, min(starts), max(ends)))
+        wanted = self._ask("commit", stored)
+        with self._lock:
+            self._groups += sum(wanted)
+            self._samples += [shown(group) for group, kept in zip(written, wanted, strict=True) if kept]
+        self._ask_again = 0.0
         self._count()
-
-    def _drop(self) -> None:
-        for uid in self._ask("cancelled"):
-            if uid in self._flying.uids():  # else it is being scored: its commit will be refused
-                self._fail(uid, "too old")
 
     def _fail(self, uid: str, reason: str) -> None:
         self._pool.abort(self._flying.remove(uid))

@@ -51,6 +51,31 @@ class ClaimReply:
     log: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Places:
+    """What `ReplayActor.reserve` comes back with.
+
+    Attributes:
+        given: for the first of the prompts that were asked for.
+        refusal: why the next one got none; None when all did.
+        cancelled: uids in flight that are not wanted any more.
+    """
+
+    given: tuple[Reservation, ...]
+    refusal: Refusal | None
+    cancelled: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A group whose rows are all written. Attributes: as the arguments of `ReplayBuffer.commit`."""
+
+    uid: str
+    meta: KVBatchMeta
+    start_version: int
+    end_version: int
+
+
 class ReplayActor:
     """Wrapped by `replay_actor_class`, for Ray. Safe to call from several threads.
 
@@ -98,8 +123,8 @@ class ReplayActor:
 
     # ---- the collector's side ----
 
-    def reserve(self, uid: str, rows: int, wait_s: float) -> Reservation | Refusal:
-        """As `ReplayBuffer.reserve`, after waiting for a place up to `wait_s` seconds.
+    def reserve(self, uids: Sequence[str], rows: int, wait_s: float) -> Places:
+        """As `ReplayBuffer.reserve` for each uid until one is refused, after waiting for a first place up to `wait_s` seconds.
 
         Raises:
             ReplayClosedError, GroupStateError.
@@ -109,16 +134,16 @@ class ReplayActor:
             self._writer_gave_up = ""
             while True:
                 self._open()
-                given = self._buffer.reserve(uid, rows)
+                given, refusal = self._reserve(uids, rows)
                 left = deadline - time.monotonic()
-                if isinstance(given, Reservation) or left <= 0:
-                    return given
+                if given or left <= 0:
+                    return Places(tuple(given), refusal, self._buffer.cancelled())
                 self._changed.wait(left)
 
-    def commit(self, uid: str, meta: KVBatchMeta, start_version: int, end_version: int) -> bool:
-        """As `ReplayBuffer.commit`."""
+    def commit(self, groups: Sequence[Stored]) -> tuple[bool, ...]:
+        """As `ReplayBuffer.commit`, of each."""
         with self._change():
-            return self._buffer.commit(uid, meta, start_version, end_version)
+            return tuple(self._buffer.commit(group.uid, group.meta, group.start_version, group.end_version) for group in groups)
 
     def fail(self, uid: str, reason: str) -> None:
         """As `ReplayBuffer.fail`."""
@@ -134,11 +159,6 @@ class ReplayActor:
             self._writer_gave_up = reason
             return self._buffer.abandon(reason)
 
-    def cancelled(self) -> tuple[str, ...]:
-        """As `ReplayBuffer.cancelled`."""
-        with self._changed:
-            return self._buffer.cancelled()
-
     # ---- the trainer's side ----
 
     def claim(self, count: int, wait_s: float) -> ClaimReply:
@@ -153,6 +173,7 @@ class ReplayActor:
             self._claims += 1
             ticket = self._claims
             self._changed.notify_all()
+        next_look = 0.0
         while True:
             with self._changed:
                 self._open()
@@ -165,7 +186,9 @@ class ReplayActor:
                     return ClaimReply(claim, tuple(log))
                 log += self._watch(count, now)
                 self._changed.wait(min(left, _LOOK_AT_WRITER_S, self._next_report - now))
-            self._look_at_writer(count)  # without the lock: it asks Ray
+            if time.monotonic() >= next_look:
+                self._look_at_writer(count)  # without the lock: it asks Ray
+                next_look = time.monotonic() + _LOOK_AT_WRITER_S
 
     def release(self, uids: Sequence[str]) -> tuple[str, ...]:
         """As `ReplayBuffer.release`."""
@@ -211,6 +234,15 @@ class ReplayActor:
             self._open()
             yield
             self._changed.notify_all()
+
+    def _reserve(self, uids: Sequence[str], rows: int) -> tuple[list[Reservation], Refusal | None]:
+        given: list[Reservation] = []
+        for uid in uids:
+            place = self._buffer.reserve(uid, rows)
+            if isinstance(place, Refusal):
+                return given, place
+            given.append(place)
+        return given, None
 
     def _open(self) -> None:
         if self._closed:

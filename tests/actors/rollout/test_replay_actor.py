@@ -16,9 +16,9 @@ from actors.data_plane.interface import DataPlane, DataPlaneGoneError
 from actors.data_plane.memory import MemoryPlane
 from actors.data_plane.meta import KVBatchMeta
 from actors.rollout.replay import Reservation
-from actors.rollout.replay_actor import ReplayActor, ReplayClosedError, ReplayStalledError, replay_actor_class
+from actors.rollout.replay_actor import Places, ReplayActor, ReplayClosedError, ReplayStalledError, Stored, replay_actor_class
 from actors.rollout.staleness import Refusal
-from actors.waiting import ActorGoneError, find, wait
+from actors.waiting import ActorGoneError, look_for, wait
 from configs.staleness import AsyncConfig
 
 ROWS = 2
@@ -48,9 +48,15 @@ class Rig:
         return self.pool.submit(call, *arguments)
 
     def write(self, uid: str, version: int = 0) -> bool:
-        given = self.actor.reserve(uid, ROWS, SOON)
-        assert isinstance(given, Reservation)
-        return self.actor.commit(uid, self.put(given), version, version)
+        return self.commit(self.reserve(uid), version)
+
+    def reserve(self, uid: str) -> Reservation:
+        (given,) = self.actor.reserve([uid], ROWS, SOON).given
+        return given
+
+    def commit(self, given: Reservation, version: int) -> bool:
+        (wanted,) = self.actor.commit([Stored(given.uid, self.put(given), version, version)])
+        return wanted
 
     def put(self, given: Reservation, rows: int = ROWS) -> KVBatchMeta:
         meta = KVBatchMeta(partition_id="train", keys=given.keys[:rows], sequence_lengths=(3,) * rows)
@@ -94,32 +100,40 @@ def test_a_reservation_waits_for_a_place(made: Callable[..., Rig]) -> None:
     rig = made(buffer_capacity=2)
     rig.write("a")
     rig.write("b")
-    assert rig.actor.reserve("c", ROWS, 0.0) == Refusal("the buffer holds 2 groups, its capacity")
-    waiting = rig.go(rig.actor.reserve, "c", ROWS, SOON)
+    assert rig.actor.reserve(["c"], ROWS, 0.0) == Places((), Refusal("the buffer holds 2 groups, its capacity"), ())
+    waiting = rig.go(rig.reserve, "c")
     rig.actor.drop(["a"], "zero_variance")
-    assert isinstance(waiting.result(SOON), Reservation)
+    assert waiting.result(SOON).uid == "c"
     assert rig.rows == ROWS
+
+
+def test_prompts_get_places_in_their_order_as_far_as_there_are_any(made: Callable[..., Rig]) -> None:
+    rig = made(buffer_capacity=3)
+    rig.write("a")
+    places = rig.actor.reserve(["b", "c", "d", "e"], ROWS, SOON)  # does not wait: two have a place
+    assert [given.uid for given in places.given] == ["b", "c"]
+    assert places.refusal == Refusal("the buffer holds 3 groups, its capacity")
+    stored = [Stored(given.uid, rig.put(given), 0, 0) for given in places.given]
+    assert rig.actor.commit(stored) == (True, True)
+    assert rig.actor.reserve([], ROWS, 0.0) == Places((), None, ())
 
 
 def test_half_written_rows_are_rolled_back(made: Callable[..., Rig]) -> None:
     rig = made()
-    given = rig.actor.reserve("a", ROWS, SOON)
-    assert isinstance(given, Reservation)
-    rig.put(given, rows=1)
+    rig.put(rig.reserve("a"), rows=1)
     rig.actor.fail("a", "the put died half-way")
     assert rig.rows == 0
 
 
 def test_rows_written_after_their_group_was_evicted_are_cleared(made: Callable[..., Rig]) -> None:
     rig = made()
-    given = rig.actor.reserve("a", ROWS, SOON)
-    assert isinstance(given, Reservation)
+    given = rig.reserve("a")
     assert rig.actor.set_version(2) == ("a",)
-    assert rig.actor.cancelled() == ("a",)
+    assert rig.actor.reserve([], ROWS, 0.0).cancelled == ("a",)
     assert rig.rows == 0
-    assert rig.actor.commit("a", rig.put(given), 0, 0) is False
+    assert rig.commit(given, 0) is False
     assert rig.rows == 0
-    assert rig.actor.cancelled() == ()
+    assert rig.actor.reserve([], ROWS, 0.0).cancelled == ()
 
 
 def test_a_plane_that_fails_to_clear_leaves_the_group_where_it_was(made: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +168,7 @@ def test_a_wait_says_what_it_waits_for_and_ends_at_its_deadline(made: Callable[.
 
 def test_a_stalled_collector_is_an_error(made: Callable[..., Rig]) -> None:
     rig = made(stall_timeout_s=0.2, stall_report_every_s=0.1)
-    rig.actor.reserve("a", ROWS, SOON)
+    rig.reserve("a")
     with pytest.raises(ReplayStalledError, match=r"no group was committed for \d+\.\d s \(stall_timeout_s = 0.2\).*1 in flight"):
         rig.actor.claim(1, SOON)
     # The clock of a stall starts with the wait, not with the last commit: training may take longer than the timeout.
@@ -164,7 +178,7 @@ def test_a_stalled_collector_is_an_error(made: Callable[..., Rig]) -> None:
 def test_a_collector_that_gives_up_ends_the_wait(made: Callable[..., Rig]) -> None:
     rig = made()
     rig.write("a")
-    rig.actor.reserve("b", ROWS, SOON)
+    rig.reserve("b")
     waiting = rig.go(rig.actor.claim, 2, SOON)
     assert rig.actor.abandon("EngineDiedError: engine-0 died") == ("b",)
     with pytest.raises(ReplayStalledError, match=r"the collector has given up \(EngineDiedError: engine-0 died\)\. 1 of 2 groups ready"):
@@ -203,7 +217,7 @@ def test_closing_ends_every_wait_and_leaves_no_rows(made: Callable[..., Rig]) ->
     rig.write("b")
     claim = rig.actor.claim(1, 0.0).claim
     assert claim is not None
-    waits = [rig.go(rig.actor.claim, 2, SOON), rig.go(rig.actor.reserve, "c", ROWS, SOON)]
+    waits = [rig.go(rig.actor.claim, 2, SOON), rig.go(rig.reserve, "c")]
     rig.actor.close()
     rig.actor.close()
     for waiting in waits:
@@ -221,13 +235,12 @@ def test_writers_and_a_trainer_in_threads_train_every_group_once(made: Callable[
     def writer(name: str) -> None:
         for number in range(1000):
             try:
-                given = rig.actor.reserve(f"{name}{number}", ROWS, SOON)
-                assert isinstance(given, Reservation)
+                given = rig.reserve(f"{name}{number}")
                 if number % 5 == 0:
                     rig.put(given, rows=1)
                     rig.actor.fail(given.uid, "unlucky")
                 else:
-                    rig.actor.commit(given.uid, rig.put(given), given.version, given.version)
+                    rig.commit(given, given.version)
             except ReplayClosedError:
                 return
 
@@ -270,15 +283,15 @@ def test_killing_the_collector_ends_the_trainers_wait(ray_session: None) -> None
     replay = (
         replay_actor_class()
         .options(name="replay", namespace=namespace, num_cpus=0)
-        .remote(config, 2, 0, "train", _open, partial(find, "collector", namespace))
+        .remote(config, 2, 0, "train", _open, partial(look_for, "collector", namespace))
     )
     try:
         for handle in (collector, replay):
             wait(handle.ready.remote(), who="actor", what="start", timeout_s=120)
-        given = wait(replay.reserve.remote("a", ROWS, 1.0), who="replay", what="reserve", timeout_s=60)
+        (given,) = wait(replay.reserve.remote(["a"], ROWS, 1.0), who="replay", what="reserve", timeout_s=60).given
         meta = KVBatchMeta(partition_id="train", keys=given.keys, sequence_lengths=(3, 3))
         waiting = replay.claim.remote(2, 300.0)
-        assert wait(replay.commit.remote("a", meta, 0, 0), who="replay", what="commit", timeout_s=60) is True
+        assert wait(replay.commit.remote([Stored("a", meta, 0, 0)]), who="replay", what="commit", timeout_s=60) == (True,)
         assert wait(replay.metrics.remote(), who="replay", what="metrics", timeout_s=60)["replay/committed"] == 1
         ray.kill(collector)
         with pytest.raises(
