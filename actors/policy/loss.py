@@ -35,7 +35,9 @@ def grpo_loss(
 
     With `config.importance_sampling` the surrogate is weighted by `importance_weights`: the decoupled PPO objective
     (Hilton et al., arXiv 2110.00641; AReaL, arXiv 2505.24298), where the ratio is clipped against the recomputed policy (the proximal
-    one) and the weight is that policy's over the generating engine's (the behaviour one). The KL term is not weighted.
+    one) and the weight is that policy's over the generating engine's (the behaviour one). The KL term is weighted alike (as in
+    DeepSeek-V3.2, arXiv 2512.02556, section 3.1): of a token that the policy has made improbable since it was sampled, k3 and its gradient
+    have no bound, their product with the weight has.
 
     Args:
         logprobs: [B, T] float32, log-probability of each token under the policy being trained; carries the gradient.
@@ -47,8 +49,8 @@ def grpo_loss(
         generation_logprobs: [B, T] of the engine; needed when `config` corrects for it.
 
     Returns:
-        The loss; sums over tokens: kl (k3 estimate against the reference), clipped, ratio; and maxima: ratio. When `config` corrects
-        for the engine also the sums of `importance_weights`, and masked_sequences.
+        The loss; sums over tokens: kl (k3 estimate against the reference, with the loss's weights), clipped, ratio; and maxima: ratio. When
+        `config` corrects for the engine also the sums of `importance_weights`, and masked_sequences.
 
     Raises:
         ValueError: log-probabilities that `config` needs are missing.
@@ -62,17 +64,17 @@ def grpo_loss(
     clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
     advantage = advantages[:, None]
     per_token = -torch.minimum(ratio * advantage, clipped * advantage)
-    kept = mask
+    weights, kept = torch.ones_like(mask), mask
     corrections: Sums = {}
     if config.corrects_generation:
         if generation_logprobs is None:
             raise ValueError("policy.loss corrects for the generating engine: generation_logprobs are needed")
         weights, kept, corrections = _correct(old, generation_logprobs, mask, config)
-        per_token = weights * per_token
+    per_token = weights * per_token
     kl = torch.zeros_like(per_token)
     if reference_logprobs is not None:
         gap = torch.where(mask > 0, reference_logprobs - logprobs, 0.0)
-        kl = torch.exp(gap) - gap - 1  # k3: unbiased and never negative (Schulman, "Approximating KL divergence", 2020)
+        kl = weights * (torch.exp(gap) - gap - 1)  # k3: unbiased, never negative (Schulman, "Approximating KL divergence", 2020)
         per_token = per_token + config.kl_coef * kl
     loss = _aggregate(per_token, kept, config.aggregation, global_tokens, global_sequences)
     cut = (ratio * advantage > clipped * advantage).to(mask.dtype)

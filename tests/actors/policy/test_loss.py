@@ -150,7 +150,7 @@ def corrected(data: dict[str, Any], config: LossConfig) -> tuple[torch.Tensor, d
             advantage = data["advantages"][row]
             surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantage)
             gap = data["reference_logprobs"][row, t] - data["logprobs"][row, t]
-            terms.append(config.kl_coef * (gap.exp() - gap - 1) - weights[t] * surrogate)
+            terms.append(weights[t] * (config.kl_coef * (gap.exp() - gap - 1) - surrogate))
         if config.aggregation == "token_mean":
             loss = loss + torch.stack(terms).sum() / int(data["token_mask"].sum())
         else:
@@ -307,3 +307,19 @@ def test_logprob_error() -> None:
     logprobs, generation = torch.tensor([[0.0, -1.0, -2.0]]), torch.tensor([[-9.0, -1.5, -2.25]])
     total, largest = logprob_error(logprobs, generation, torch.tensor([[False, True, True]]))
     assert (total, largest) == (0.75, 0.5)
+
+
+def test_a_token_that_has_become_improbable_does_not_rule_the_step() -> None:
+    data = draw()
+    data["logprobs"] = torch.full_like(data["logprobs"], -20.0, requires_grad=True)
+    data["old_logprobs"] = None
+    data["reference_logprobs"] = data["generation_logprobs"] = torch.full_like(data["reference_logprobs"], -1.0)
+    data["advantages"] = torch.zeros_like(data["advantages"])
+    largest = {}
+    for how in ("none", "token"):
+        loss, sums, _ = ours(data, LossConfig(kl_coef=1.0, importance_sampling=how))
+        (gradient,) = torch.autograd.grad(loss, data["logprobs"])
+        largest[how] = float(gradient.abs().max() * data["token_mask"].sum())
+        assert float(sums["kl"]) == pytest.approx(float(loss.detach() * data["token_mask"].sum()), rel=1e-4)
+    assert largest["none"] == pytest.approx(math.exp(19), rel=1e-3)
+    assert largest["token"] == pytest.approx(1.0, rel=1e-3)  # policy / engine x reference / policy
