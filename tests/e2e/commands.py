@@ -35,6 +35,12 @@ def start_command(flow: str, output: Path, mark: str, *overrides: str) -> subpro
     )
 
 
+def has_trained(output: Path) -> bool:
+    """Whether the run that writes below `output` has done a step."""
+    metrics = list(output.glob("*/metrics.jsonl"))
+    return bool(metrics) and '"step": 1' in metrics[0].read_text()
+
+
 def await_none(mark: str, timeout_s: float, leaving: tuple[str, ...] = ()) -> None:
     """Until no process has the mark but those named `leaving`."""
     deadline = time.monotonic() + timeout_s

@@ -29,6 +29,7 @@ from prefect.states import Cancelling
 from flows.grpo import grpo
 from flows.sft import sft
 from tests.conftest import ROOT
+from tests.e2e.commands import has_trained
 from tests.e2e.conftest import DEPLOYMENT
 from tests.e2e.deployed import Deployed, await_true, gone
 
@@ -165,15 +166,10 @@ def begin_training(deployed: Deployed, begun: Callable[[Path], object]) -> tuple
     return run, deployed.actor_processes()
 
 
-def first_step(output: Path) -> bool:
-    metrics = list(output.glob("*/metrics.jsonl"))
-    return bool(metrics) and '"step": 1' in metrics[0].read_text()
-
-
 def test_cancelling_ends_the_actors_and_nothing_else(deployed: Deployed) -> None:
     parts = deployed.record.parts
     before = deployed.actor_processes()
-    run, during = begin_training(deployed, first_step)
+    run, during = begin_training(deployed, has_trained)
     assert before == []
     assert {"ray::PolicyGroup", "ray::PolicyWorkerActor"} <= {title.partition(".")[0] for title in during}
     assert {"policy", "policy-worker-0", "collector"} <= set(deployed.actors())
@@ -189,7 +185,7 @@ def test_cancelling_ends_the_actors_and_nothing_else(deployed: Deployed) -> None
 
 
 def test_a_killed_flow_is_crashed_and_its_actors_end(deployed: Deployed) -> None:
-    run, during = begin_training(deployed, first_step)
+    run, during = begin_training(deployed, has_trained)
     assert during
     os.kill(deployed.pid(run), signal.SIGKILL)
     await_true("Crashed", lambda: deployed.state(run)[0] == "CRASHED", 60)

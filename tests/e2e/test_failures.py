@@ -13,7 +13,7 @@ import ray
 
 from actors.generation.types import EngineDiedError
 from tasks.reporting.summary import Summary
-from tests.e2e.commands import await_none, start_command
+from tests.e2e.commands import await_none, has_trained, start_command
 from tests.e2e.conftest import SHORT, Run
 
 pytestmark = pytest.mark.slow
@@ -25,8 +25,7 @@ def kill_when_a_step_is_done(name: str, output: Path, died: list[float]) -> thre
     def work() -> None:
         deadline = time.monotonic() + 240
         while time.monotonic() < deadline:
-            metrics = list(output.glob("*/metrics.jsonl"))
-            if metrics and '"step": 1' in metrics[0].read_text():
+            if has_trained(output):
                 actors = ray.util.list_named_actors(all_namespaces=True)
                 found = [a for a in actors if a["name"] == name and a["namespace"].startswith("grpo-")]
                 ray.kill(ray.get_actor(name, namespace=found[-1]["namespace"]))
