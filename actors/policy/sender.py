@@ -77,10 +77,12 @@ class Sender:
             for ref in done:
                 try:
                     wait(ref, who=names[ref], what="refit: send the weights", timeout_s=_FETCH_S)
-                except Exception:
+                except Exception as error:
                     if names[ref] in updates and self._plan.transport == "ipc":
                         continue  # the policy goes on with the engines that are left, or fails itself
                     self._blame_engine(updates, version)
+                    if isinstance(error, ActorTimeoutError):  # the policy's own wait for an engine may end before this one
+                        self._stuck([names[ref] for ref in pending] or [names[ref]], version)
                     raise
 
     def _blame_engine(self, updates: Mapping[str, Any], version: int) -> None:
