@@ -87,7 +87,7 @@ def place(config: RunConfig, gpus: int) -> Placement:
     if transport not in allowed:
         raise ConfigError(f"generation.refit: {transport} does not work with placement {kind}: use {' or '.join(allowed)}")
     if kind == "colocated":
-        engine, worker = _ENGINE_SHARE * workers / engines, _WORKER_SHARE
+        engine, worker = _ENGINE_SHARE / (engines // workers), _WORKER_SHARE
     else:
         engine, worker = (float(ranks), 1.0) if kind == "separate" else (0.0, 0.0)
     return Placement(kind, needed, engine, worker, RefitPlan(transport, config.generation.refit_buffer_mib * 2**20, ranks))

@@ -125,9 +125,10 @@ class CompiledExecutor:
             except RayTaskError as error:
                 raise cause(error) from error
             except RayChannelTimeoutError as error:
-                late = ", ".join(name for workers in self._replicas for name in workers)
-                self._tear_down(f"no answer from {late} within {self._timeout_s:.0f} s")
-                raise ActorTimeoutError(f"{requests[0].method}: {self._why_closed}") from error
+                silent = ", ".join(name for workers in self._replicas for name in workers)
+                message = f"{requests[0].method}: no answer from {silent} within {self._timeout_s:.0f} s"
+                self._tear_down(message)
+                raise ActorTimeoutError(message) from error
             except (RayChannelError, RayActorError) as error:
                 message = f"{requests[0].method}: {self._dead()} died ({type(error).__name__})"
                 self._tear_down(message)

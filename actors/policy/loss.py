@@ -63,21 +63,16 @@ def grpo_loss(
     ratio = torch.exp(torch.where(mask > 0, logprobs - old, 0.0))
     clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
     advantage = advantages[:, None]
-    per_token = -torch.minimum(ratio * advantage, clipped * advantage)
-    weights, kept = torch.ones_like(mask), mask
-    corrections: Sums = {}
-    if config.corrects_generation:
-        if generation_logprobs is None:
-            raise ValueError("policy.loss corrects for the generating engine: generation_logprobs are needed")
-        weights, kept, corrections = _correct(old, generation_logprobs, mask, config)
-    per_token = weights * per_token
+    free, bounded = ratio * advantage, clipped * advantage
+    weights, kept, corrections = _correct(old, generation_logprobs, mask, config)
+    per_token = -weights * torch.minimum(free, bounded)
     kl = torch.zeros_like(per_token)
     if reference_logprobs is not None:
         gap = torch.where(mask > 0, reference_logprobs - logprobs, 0.0)
         kl = weights * (torch.exp(gap) - gap - 1)  # k3: unbiased, never negative (Schulman, "Approximating KL divergence", 2020)
         per_token = per_token + config.kl_coef * kl
     loss = _aggregate(per_token, kept, config.aggregation, global_tokens, global_sequences)
-    cut = (ratio * advantage > clipped * advantage).to(mask.dtype)
+    cut = (free > bounded).to(mask.dtype)
     sums = {"kl": masked_sum(kl, mask), "clipped": masked_sum(cut, mask), "ratio": masked_sum(ratio, mask)} | corrections
     return loss, sums, {"ratio": (ratio.detach() * mask).max()}
 
@@ -159,9 +154,13 @@ def logprob_error(logprobs: torch.Tensor, generation_logprobs: torch.Tensor, tok
 
 
 def _correct(
-    policy_logprobs: torch.Tensor, generation_logprobs: torch.Tensor, mask: torch.Tensor, config: LossConfig
+    policy_logprobs: torch.Tensor, generation_logprobs: torch.Tensor | None, mask: torch.Tensor, config: LossConfig
 ) -> tuple[torch.Tensor, torch.Tensor, Sums]:
-    """Weights [B, T], the mask [B, T] without the sequences that are left out, and the sums of both."""
+    """Weights [B, T], the mask [B, T] without the sequences that are left out, and the sums of both: ones and all when not corrected."""
+    if not config.corrects_generation:
+        return torch.ones_like(mask), mask, {}
+    if generation_logprobs is None:
+        raise ValueError("policy.loss corrects for the generating engine: generation_logprobs are needed")
     kept = mask
     sums: Sums = {}
     if config.max_sequence_logprob_error is not None:

@@ -155,6 +155,8 @@ class Continuous:
                 _, problem, prompt = self._drawn.popleft()
                 begun.append(PromptGroup(problem, prompt, place))
         self._ask_again = time.monotonic() + _ASK_S
+        if not begun:
+            return
         for group in begun:
             self._flying.add(group)
         self._count()
