@@ -1,7 +1,11 @@
 """Does training on older samples cost steps? The sync recipe, and async with updates in flight at several ages, over several seeds.
 
+    start  seed s ──► the warm-started model, from which all runs of the seed begin         one run per seed
     sync   seed s ──► final validation accuracy a(s) after S steps                          one run per seed
     async  seed s, age K ──► first step whose validation accuracy reaches a(s); ends there  one run per seed and age
+
+The model of the start is shared since the recipes' own warm starts, with other numbers of threads, round differently: they ended at
+accuracies between 0.33 and 0.38, and 50 steps apart.
 
 Hours on a laptop (each run is a whole training), so it does one run after the other and keeps each result in `--results`: a second call
 goes on where the first stopped, and prints the table from what is there. `--minutes` bounds a call, by default to the table alone; a run
@@ -43,28 +47,47 @@ class Case:
     def name(self) -> str:
         return f"sync-seed{self.seed}" if self.age is None else f"age{self.age}-seed{self.seed}"
 
+    @property
+    def start(self) -> str:
+        return f"start-seed{self.seed}"
+
     def command(self, output: Path, steps: int) -> list[str]:
-        recipe = SYNC if self.age is None else ASYNC
-        extra = [] if self.age is None else [f"asynchronous.max_trajectory_age_steps={self.age}"]
-        arguments = ["--recipe", recipe, f"seed={self.seed}", f"steps={steps}", f"name={self.name}", f"output_dir={output}", *extra]
+        extra = [f"model={{path: {output / self.start / 'hf'}}}", "warm_start={}", f"steps={steps}"]
+        if self.age is not None:
+            extra.append(f"asynchronous.max_trajectory_age_steps={self.age}")
+        return self._command(SYNC if self.age is None else ASYNC, self.name, output, extra)
+
+    def start_command(self, output: Path) -> list[str]:
+        """The warm start, and one step at a learning rate that is lost in rounding."""
+        return self._command(SYNC, self.start, output, ["steps=1", "policy.optimizer.lr=1.0e-15", "policy.optimizer.min_lr=0"])
+
+    def _command(self, recipe: str, name: str, output: Path, extra: list[str]) -> list[str]:
+        arguments = ["--recipe", recipe, f"seed={self.seed}", f"name={name}", f"output_dir={output}", *extra]
         return [sys.executable, "-m", "flows.grpo", *arguments]
 
 
 def run(case: Case, output: Path, steps: int, enough: float | None) -> dict[str, Any]:
-    """Train up to `steps` steps, or until the validation accuracy is `enough`.
+    """Train up to `steps` steps, or until the validation accuracy is `enough`; the seed's start before that, if it has not run.
 
     Raises:
-        RuntimeError: the run failed.
+        RuntimeError: a run failed.
     """
-    directory = output / case.name
+    if not (output / case.start / "hf").is_dir():  # written last
+        watch(case.start, case.start_command(output), output, None)
+    return watch(case.name, case.command(output, steps), output, enough)
+
+
+def watch(name: str, arguments: list[str], output: Path, enough: float | None) -> dict[str, Any]:
+    """One run, until the validation accuracy is `enough`."""
+    directory = output / name
     shutil.rmtree(directory, ignore_errors=True)  # of a call that was interrupted
     output.mkdir(parents=True, exist_ok=True)
-    log = output / f"{case.name}.log"
+    log = output / f"{name}.log"
     environment = settings.child_environment(PREFECT_HOME=str(output / "prefect"), PREFECT_API_URL="", RAY_ADDRESS="")
     began, stopped = time.monotonic(), False
     with (
         log.open("wb") as file,
-        subprocess.Popen(case.command(output, steps), cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT) as command,
+        subprocess.Popen(arguments, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT) as command,
     ):
         try:
             while command.poll() is None:
@@ -75,7 +98,7 @@ def run(case: Case, output: Path, steps: int, enough: float | None) -> dict[str,
         finally:
             command.terminate()  # this command was ended: so is its run
     if command.returncode != 0 and not stopped:
-        raise RuntimeError(f"{case.name} failed; the end of {log}:\n{log.read_text(errors='replace')[-2000:]}")
+        raise RuntimeError(f"{name} failed; the end of {log}:\n{log.read_text(errors='replace')[-2000:]}")
     ages = curve(directory, "staleness/mean").values()
     return {
         "accuracy": curve(directory, "accuracy/validation"),
@@ -144,7 +167,7 @@ def main() -> None:
         base = results.get(Case(case.seed, None).name)
         enough = final(base["accuracy"]) if base and case.age is not None else None
         given = steps if case.age is None else round(TARGET * steps)
-        results[case.name] = run(case, options.results.parent / "staleness", given, enough)
+        results[case.name] = run(case, options.results.parent.absolute() / "staleness", given, enough)
         options.results.parent.mkdir(parents=True, exist_ok=True)
         options.results.write_text(json.dumps(results, indent=1))
     lines, ratios = table(results, options.seeds, options.ages, steps)

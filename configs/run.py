@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 from configs.base import StrictModel
 from configs.environment import EnvironmentConfig
 from configs.model import ModelConfig
-from configs.policy import PolicyConfig, WarmStartConfig
+from configs.policy import OptimizerConfig, PolicyConfig, WarmStartConfig
 from configs.rollout import GenerationConfig, RolloutConfig
 from configs.staleness import AsyncConfig
 
@@ -75,6 +75,11 @@ class RunConfig(BaseRunConfig):
     @property
     def samples_per_step(self) -> int:
         return self.rollout.prompts_per_step * self.rollout.responses_per_prompt
+
+    @property
+    def optimizer(self) -> OptimizerConfig:
+        """`policy.optimizer`, its schedule over all updates of this run."""
+        return self.policy.optimizer.over(self.steps * self.policy.updates_per_step)
 
     @model_validator(mode="after")
     def _async_fits(self) -> Self:

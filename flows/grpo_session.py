@@ -83,7 +83,7 @@ class GrpoSession(Session[RunConfig]):
     def begin_grpo(self) -> None:
         """A fresh optimizer; the present weights become the reference when the loss has a KL term."""
         policy = self.config.policy
-        begin_grpo(self.namespace, policy.optimizer, policy.loss.kl_coef > 0, policy.timeout_s)
+        begin_grpo(self.namespace, self.config.optimizer, policy.loss.kl_coef > 0, policy.timeout_s)
 
     def validate(self, step: int) -> None:
         """Validation accuracy and reward after `step` steps; the first one is "before"."""

@@ -37,7 +37,7 @@ from actors.waiting import look_for, wait_all
 from configs import settings
 from configs.base import ConfigError
 from configs.evaluate import EvaluateConfig
-from configs.policy import PolicyConfig
+from configs.policy import OptimizerConfig, PolicyConfig
 from configs.run import BaseRunConfig, RunConfig
 from configs.sft import SftConfig
 from tasks.call import STAGE
@@ -160,8 +160,7 @@ def launch(config: RunConfig, model_path: str, namespace: str) -> RunActors:
         start.actor(names.ENVIRONMENT, EnvironmentActor, config.environment, config.seed)
         address = start.data_plane()
         options = _computing(_side_by_side(config, config.policy.parallel.world_size), placement.worker)
-        updates = config.steps * config.policy.updates_per_step
-        start.policy(model_path, updates, config.rollout.temperature, longest_sample(config, model_path), options, placement.refit)
+        start.policy(model_path, config.optimizer, config.rollout.temperature, longest_sample(config, model_path), options, placement.refit)
         if config.mode == "async":
             start.replay(config, address)
         start.actor(names.COLLECTOR, Collector, config, model_path, namespace, engines, names.ENVIRONMENT, address, threads=4)
@@ -178,7 +177,7 @@ def launch_sft(config: SftConfig, model_path: str, namespace: str, data: Supervi
     with _starting(namespace, config, config.policy.timeout_s) as start:
         address = start.data_plane()
         options = _computing(config.policy.parallel.world_size)
-        start.policy(model_path, data.steps(config), 1.0, data.longest, options, RefitPlan())
+        start.policy(model_path, config.policy.optimizer.over(data.steps(config)), 1.0, data.longest, options, RefitPlan())
         start.actor(names.COLLECTOR, SupervisedCollector, config, model_path, address, data.allowed)
     return RunActors(namespace, address, [], start.ready)
 
@@ -226,9 +225,11 @@ class _Starting:
         self.address = queue.start(self._namespace, self._config.data_plane)
         return self.address
 
-    def policy(self, model_path: str, updates: int, temperature: float, longest: int, options: dict[str, Any], refit: RefitPlan) -> None:
+    def policy(
+        self, model_path: str, optimizer: OptimizerConfig, temperature: float, longest: int, options: dict[str, Any], refit: RefitPlan
+    ) -> None:
         config = self._config
-        policy = config.policy.model_copy(update={"optimizer": config.policy.optimizer.over(updates)})
+        policy = config.policy.model_copy(update={"optimizer": optimizer})
         self.actor(
             names.POLICY, PolicyGroup,
             policy, model_path, self._namespace, self.address, config.data_plane.timeout_s, config.seed, temperature,

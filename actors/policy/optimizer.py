@@ -21,7 +21,12 @@ def build_optimizer(
     """AdamW with fresh moments over a DDP-wrapped model, and its schedule at step 0.
 
     Call `scheduler.step(1)` before each `optimizer.step()`: the first step then has 1/warmup_steps of the rate, not 0.
+
+    Raises:
+        ValueError: the rate is to fall, and nobody has said over how many steps (`OptimizerConfig.over`).
     """
+    if config.decay_style != "constant" and config.decay_steps is None:
+        raise ValueError(f"decay_style {config.decay_style!r} without decay_steps: take OptimizerConfig.over(updates of the run)")
     optimizer = get_megatron_optimizer(
         MegatronOptimizerConfig(
             optimizer="adam",

@@ -34,6 +34,7 @@ SHORT = [
     "model.intermediate_size=96", "model.num_hidden_layers=2", "environment.validation_size=12",
     "environment.train_size=500", "rollout.prompts_per_step=4", "rollout.responses_per_prompt=4", "warm_start.steps=20",
     "warm_start.check_every=20", "warm_start.batch_size=16", "policy.batching.micro_batch_size=8", "policy.updates_per_step=1",
+    "policy.optimizer.warmup_steps=0",
     "generation.kv_cache_gib=0.125", "generation.max_num_seqs=32",
 ]  # fmt: skip
 

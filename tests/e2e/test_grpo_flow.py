@@ -49,6 +49,12 @@ def test_metrics_of_every_step(finished: Run) -> None:
         assert {"reward/mean", "kl", "loss", "grad_norm", "tokens_per_s", "time/step"} <= set(row)
 
 
+def test_the_learning_rate_falls_over_the_steps_of_the_run(finished: Run) -> None:
+    """From lr 2e-4 to min_lr 2e-5, linearly in three steps; the warm start's steps do not count."""
+    rows = by_step(read(finished.directory / "metrics.jsonl"))
+    assert [row["lr"] for row in rows[1:]] == pytest.approx([1.4e-4, 0.8e-4, 0.2e-4])
+
+
 def test_the_same_seed_gives_the_same_run(twins: tuple[Run, Run]) -> None:
     clocks = ("time/", "tokens_per_s", "train_s", "tflops", "data_plane/")
     rows = [read(run.directory / "metrics.jsonl") for run in twins]
