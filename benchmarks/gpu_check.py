@@ -1,7 +1,7 @@
 """Everything that docs/gpu.md reports, one command after the other, on a machine with one GPU or two. Behind `make gpu-check`.
 
     jobs that check     several at a time: tests, whole runs (their accuracies count, not their seconds)
-    jobs that measure   after those, one at a time: benchmarks
+    jobs that measure   after those, one at a time: benchmarks. With two GPUs those for one GPU run side by side, each on its own
 
 Each job is a process (a CUDA fault ends one alone) with a log, OUT/NAME.log, and what it found goes to OUT/gpu_check.json: the command,
 its exit status, seconds, and the last line that it printed (a benchmark's JSON). Machines may be lent for minutes: name jobs to run only
@@ -21,7 +21,9 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -61,7 +63,6 @@ def trains(recipe: str, *overrides: str, gpus: int = 1, alone: bool = False) -> 
 
 
 STEP = ("train_step", "--tokens", "256", "512", "1024", "2048", "4096", "--lengths", "256", "1024", "4096")
-GRAPHS = "policy.cuda_graph.impl=full_iteration"
 JOBS: dict[str, Job] = {
     "logprob": checks("test_logprob"),
     "policy": checks("test_policy"),
@@ -72,7 +73,7 @@ JOBS: dict[str, Job] = {
     "train_step-0.5b": measures(*STEP),
     "train_step-smollm2": measures(*STEP, "--shape", "smollm2-135m"),
     "train_step-ray": measures("train_step", "--ray", "--tokens", "512", "2048", "--lengths", "256", "--modes", "packed"),
-    "grpo_step": measures("grpo_step", GRAPHS),
+    "grpo_step": measures("grpo_step"),
     "rollout": measures("rollout"),
     "refit-0.5b": measures("refit", "--shapes", "0.5b", "--modes", "ipc"),
     "refit-1.5b": measures("refit", "--shapes", "1.5b", "--modes", "ipc", "--sleep-levels", "1"),
@@ -85,10 +86,12 @@ JOBS: dict[str, Job] = {
 }
 
 
-def run(name: str, job: Job, out: Path) -> dict[str, Any]:
-    """One job, to its end or its limit."""
+def run(name: str, job: Job, out: Path, gpu: str | None) -> dict[str, Any]:
+    """One job, to its end or its limit; on one GPU alone, if that is named."""
     began, log = time.monotonic(), out / f"{name}.log"
     environment = settings.child_environment(PREFECT_HOME=str(out / f"prefect-{name}"), PREFECT_API_URL="", RAY_ADDRESS="")
+    if gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = gpu
     print(f"{name}: {job.command}", flush=True)
     with (
         log.open("wb") as file,
@@ -113,6 +116,12 @@ def found(lines: list[str]) -> Any:
         if line.startswith('{"name"'):
             return json.loads(line)
     return lines[-1]
+
+
+def visible(gpus: int) -> list[str]:
+    """What CUDA_VISIBLE_DEVICES calls each GPU."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",") if named else [str(index) for index in range(gpus)]
 
 
 def table(results: list[dict[str, Any]]) -> list[str]:
@@ -153,16 +162,30 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, Any]] = []
 
-    def start(item: tuple[str, Job]) -> None:
+    def start(item: tuple[str, Job], own: bool = False) -> None:
         if time.monotonic() - began > options.seconds:
             print(f"{item[0]}: not run, {options.seconds:g} s are over", flush=True)
             return
-        results.append(run(*item, out))
+        gpu = free.get() if own else None
+        try:
+            results.append(run(*item, out, gpu))
+        finally:
+            if gpu is not None:
+                free.put(gpu)
         (out / "gpu_check.json").write_text(json.dumps(results, indent=1))
 
-    for alone in (False, True):
-        with ThreadPoolExecutor(1 if alone else options.at_once) as pool:
-            list(pool.map(start, [item for item in chosen.items() if item[1].alone == alone]))
+    free: SimpleQueue[str] = SimpleQueue()
+    for gpu in visible(gpus):
+        free.put(gpu)
+    checking = [item for item in chosen.items() if not item[1].alone]
+    one_gpu = [item for item in chosen.items() if item[1].alone and item[1].gpus == 1]
+    with ThreadPoolExecutor(options.at_once) as pool:
+        list(pool.map(start, checking))
+    with ThreadPoolExecutor(gpus) as pool:
+        list(pool.map(partial(start, own=True), one_gpu))
+    for item in chosen.items():
+        if item not in checking and item not in one_gpu:
+            start(item)
     print("\n".join(table(results)))
     return int(any(result["status"] for result in results) or len(results) < len(chosen))
 

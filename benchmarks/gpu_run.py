@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import statistics
 import subprocess
@@ -89,11 +90,13 @@ def never_end(engines: Sequence[str]) -> None:
 
 
 class Memory:
-    """The largest use of any GPU, as the driver counts it (all processes), looked at 20 times a second."""
+    """The largest use of any GPU that CUDA may see, as the driver counts it (all processes), looked at 20 times a second."""
 
     def __init__(self) -> None:
         self._largest = 0
         command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-lms", "50"]
+        if gpus := os.environ.get("CUDA_VISIBLE_DEVICES"):
+            command.append(f"--id={gpus}")
         self._process: subprocess.Popen[str] | None = None
         with contextlib.suppress(FileNotFoundError):
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import tempfile
 import time
 from pathlib import Path
@@ -35,22 +36,25 @@ from configs.run import RunConfig
 
 TRL_S = {"32x16x256": 5.79, "16x16x1024": 14.7}
 WARM_UP = 3
+ENGINES = 3  # so small a model is bound by vLLM's host: several engines on the GPU have several hosts
 OVERRIDES = [
     "name=grpo-step", "rollout.temperature=1.0", "policy.updates_per_step=1", "policy.optimizer={lr: 1.0e-6}", "policy.loss.kl_coef=0.04",
     "warm_start.steps=0", "warm_start.stop_at_accuracy=null",
     "policy.dtype=bfloat16", "policy.timeout_s=300", "generation.dtype=bfloat16", "generation.executor=async",
-    "generation.enforce_eager=false", "generation.max_num_seqs=512", "generation.kv_cache_gib=8", "generation.timeout_s=400",
-    "environment.validation_size=8",
+    "generation.enforce_eager=false", "generation.kv_cache_gib=4", "generation.timeout_s=400", "environment.validation_size=8",
+    "policy.cuda_graph.impl=full_iteration", "placement=colocated",
 ]  # fmt: skip
 STAGES = ("rollout", "generate", "ref_logprob", "advantage", "train", "refit", "clear")
 
 
-def configure(size: str, overrides: list[str]) -> RunConfig:
+def configure(size: str, overrides: list[str], engines: int = ENGINES) -> RunConfig:
     """The run of one size: "prompts x responses x tokens"."""
     prompts, responses, length = map(int, size.split("x"))
     longest = length + 64
     batching = f"{{mode: packed, tokens_per_micro_batch: 16384, token_buckets: [{longest}, 16384], sequence_buckets: [16, 32, 64]}}"
+    running = 64 * math.ceil(prompts * responses / engines / 64)
     sized = [
+        f"generation.num_engines={engines}", f"generation.max_num_seqs={running}",
         f"rollout.prompts_per_step={prompts}", f"rollout.responses_per_prompt={responses}", f"rollout.max_new_tokens={length}",
         f"generation.max_model_len={longest}", f"policy.batching={batching}",
     ]  # fmt: skip

@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("overrides", nargs="*", metavar="field=value")
     options = parser.parse_args()
-    config = configure(options.size, options.overrides)
+    config = configure(options.size, options.overrides, engines=1)
     with tempfile.TemporaryDirectory() as directory:
         model = gpu_run.write_model(Path(directory), options.shape, 2048)
         with gpu_run.running(config, model) as actors:
