@@ -6,7 +6,9 @@
 
 CPU: one engine and one policy worker, each pinned to a core of its own with one thread; everything else (Ray, TransferQueue, collector,
 this driver) runs on both cores beside them. Real parts throughout, without Prefect; a random Qwen3 whose responses end at each token
-with a chance of about 6 %, so their lengths are geometric: a mean of about 16 tokens, and stragglers up to `LONGEST`.
+with a chance of about 2 %, so their lengths are geometric: a mean of about 50 tokens, and stragglers up to `--longest`. Shorter ones
+(`--longest 96 --ends 16`: a mean of 16) measure the two cores more than the overlap: what a group costs beside engine and policy
+worker, some 15 ms, is then a third of the whole.
 
 Training is made as expensive as generation: after one synchronous step both are timed, and each step's trainer does as many more
 log-probability passes (over whole groups of the step's own batch) as fill the difference. Two synchronous phases enclose the other two,
@@ -47,12 +49,10 @@ from tasks.call import call
 from tasks.launch import launch, stop
 
 NAMESPACE = "benchmark-async"
-LONGEST = 96
-ENDS = 16  # tokens that end a response, of about 270
 AGE = 2
 OVERRIDES = [
-    "name=async-overlap", "rollout.prompts_per_step=16", "rollout.responses_per_prompt=4", f"rollout.max_new_tokens={LONGEST}",
-    "rollout.temperature=1.0", "model.max_position_embeddings=128", "policy.updates_per_step=1", "policy.optimizer.decay_steps=1000000",
+    "name=async-overlap", "rollout.prompts_per_step=16", "rollout.responses_per_prompt=4",
+    "rollout.temperature=1.0", "policy.updates_per_step=1", "policy.optimizer.decay_steps=1000000",
     "policy.loss.kl_coef=0", "policy.batching={mode: dynamic, tokens_per_micro_batch: 1024}", "warm_start.steps=0",
     "warm_start.stop_at_accuracy=null", "generation.max_num_seqs=64", "generation.kv_cache_gib=0.5",
     f"asynchronous.max_trajectory_age_steps={AGE}",
@@ -165,12 +165,12 @@ def pin(core: int) -> int:
     return len(threads)
 
 
-def end_often(model: Path) -> None:
-    """Let `ENDS` tokens end a response: the largest vocabulary numbers that the tokenizer has."""
+def end_often(model: Path, ends: int) -> None:
+    """Let so many tokens end a response: the largest vocabulary numbers that the tokenizer has."""
     path = model / "generation_config.json"
     values = json.loads(path.read_text())
     vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
-    values["eos_token_id"] = sorted({*end_token_ids(str(model)), *range(vocabulary - ENDS - 8, vocabulary - 8)})
+    values["eos_token_id"] = sorted({*end_token_ids(str(model)), *range(vocabulary - ends - 8, vocabulary - 8)})
     path.write_text(json.dumps(values))
 
 
@@ -178,16 +178,19 @@ def main() -> None:
     """Run it and print the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each of the four phases")
+    parser.add_argument("--longest", type=int, default=288, help="most tokens of a response")
+    parser.add_argument("--ends", type=int, default=5, help="tokens that end a response, of about 270")
     parser.add_argument("overrides", nargs="*", help="field=value of the recipe")
     options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise SystemExit("two cores are needed: one for the engine, one for the policy worker")
-    config = load("arithmetic-cpu-async", [*OVERRIDES, *options.overrides])
+    lengths = [f"rollout.max_new_tokens={options.longest}", f"model.max_position_embeddings={options.longest + 32}"]
+    config = load("arithmetic-cpu-async", [*OVERRIDES, *lengths, *options.overrides])
     with tempfile.TemporaryDirectory() as directory:
         model = prepare_model(config, Path(directory))
         check(config, model)
-        end_often(Path(model))
+        end_often(Path(model), options.ends)
         ray.init(
             address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE, _node_ip_address="127.0.0.1"
         )
@@ -218,7 +221,7 @@ def main() -> None:
     detail = {
         **{name: phase.detail() for name, phase in phases.items()},
         "generation_s": round(generation, 3), "training_s": round(training, 3), "waiting_to_sync": round(rates["waiting"] / base, 3),
-        "max_trajectory_age_steps": AGE, "longest": LONGEST,
+        "max_trajectory_age_steps": AGE, "longest": options.longest,
     }  # fmt: skip
     print(
         json.dumps(

@@ -163,8 +163,8 @@ def test_refits_leave_no_memory_behind(run: Run) -> None:
         free, total = torch.cuda.mem_get_info()
         return total - free
 
-    before = used(3)
-    assert used(20) <= before + 2**20
+    series = [used(3), *(used(5) for _ in range(4))]
+    assert series[-1] <= series[0] + 2**20, [f"{bytes_ / 2**20:.1f} MiB" for bytes_ in series]
 
 
 @pytest.mark.parametrize("run", [pytest.param(("qwen3", ["placement=colocated", "generation.executor=async"]), id="lost")], indirect=True)
