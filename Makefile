@@ -1,7 +1,8 @@
-# make run | make sft | make up | make down | make doctor | make test | make check | make setup | make lock
+# make run | make sft | make up | make down | make doctor | make test | make check | make gpu-check | make setup | make lock | make clean
 # Everything lives in .venv; a second `make` installs nothing.
 PY := .venv/bin/python
 REQUIREMENTS := requirements/cpu.txt
+INSTALLED = .venv/.installed-$(basename $(notdir $(REQUIREMENTS)))
 ARGS ?=
 
 .PHONY: run sft up down doctor test check setup lock clean gpu-check
@@ -21,7 +22,7 @@ up: setup  ## Prefect server, Ray, work pool, worker and all deployments on this
 down:  ## stop what `make up` started, and nothing else
 	@$(PY) -m flows.up --down
 
-doctor:  ## what is found, what is missing, and the command that fixes it
+doctor: setup  ## what is found, what is missing, and the command that fixes it
 	@$(PY) -m flows.doctor $(ARGS)
 
 test: setup  ## the whole suite, in two processes (tests/conftest.py says what stays together)
@@ -36,9 +37,11 @@ check: setup  ## format, lint, types, import contracts
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports --no-cache
 
-setup: .venv/.installed
+setup: $(INSTALLED)  ## .venv (with GPUs: REQUIREMENTS=requirements/gpu.txt)
 
-.venv/.installed: $(REQUIREMENTS) pyproject.toml
+$(INSTALLED): $(REQUIREMENTS) pyproject.toml
+	@set -- $(filter-out $(INSTALLED),$(wildcard .venv/.installed-*)); test -z "$$1" || \
+		{ echo "error: .venv was made for $${1#.venv/.installed-}: remove it first (rm -rf .venv)"; exit 1; }
 	@test -x $(PY) || python3.12 -m venv .venv || { echo "error: Python 3.12 with venv is needed (python3.12 was not found or has no venv)"; exit 1; }
 	@test -x .venv/bin/uv || $(PY) -m pip install --quiet uv==0.13.8
 	@echo "installing $(REQUIREMENTS) into .venv (about 6.5 GB unpacked; once)"
@@ -48,7 +51,7 @@ setup: .venv/.installed
 
 lock:  ## resolve the pins anew (names, versions, hashes; no index or file address)
 	@.venv/bin/uv pip compile pyproject.toml --extra cpu --group dev --generate-hashes --python-version 3.12 --no-header --quiet -o requirements/cpu.txt
-	@.venv/bin/uv pip compile pyproject.toml --extra gpu --generate-hashes --python-version 3.12 --no-header --quiet -o requirements/gpu.txt
+	@.venv/bin/uv pip compile pyproject.toml --extra gpu --group dev --generate-hashes --python-version 3.12 --no-header --quiet -o requirements/gpu.txt
 
 clean:  ## remove caches; keeps .venv and runs/
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

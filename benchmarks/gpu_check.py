@@ -120,7 +120,7 @@ def found(lines: list[str]) -> Any:
 
 def visible(gpus: int) -> list[str]:
     """What CUDA_VISIBLE_DEVICES calls each GPU."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    named = settings.get("CUDA_VISIBLE_DEVICES")
     return named.split(",") if named else [str(index) for index in range(gpus)]
 
 

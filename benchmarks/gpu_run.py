@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import statistics
 import subprocess
@@ -19,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from actors.preflight import prepare_model
 from benchmarks import train_step
+from configs import settings
 from configs.loader import load
 from configs.run import RunConfig
 from tasks.call import call
@@ -95,7 +95,7 @@ class Memory:
     def __init__(self) -> None:
         self._largest = 0
         command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-lms", "50"]
-        if gpus := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        if gpus := settings.get("CUDA_VISIBLE_DEVICES"):
             command.append(f"--id={gpus}")
         self._process: subprocess.Popen[str] | None = None
         with contextlib.suppress(FileNotFoundError):

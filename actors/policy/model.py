@@ -124,8 +124,6 @@ def padded_vocab_size(hf: Any, tensor_parallel: int) -> int:
 
 
 def _check_layout(hf: Any, parallel: ParallelConfig) -> None:
-    if parallel.context > 1:
-        raise ConfigError("policy.parallel.context: Megatron's local attention cannot split the context: set it to 1")
     for name, parts, field in (
         ("num_attention_heads", parallel.tensor, "tensor"),
         ("num_key_value_heads", parallel.tensor, "tensor"),

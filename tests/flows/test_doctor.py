@@ -31,6 +31,13 @@ def test_gpus_are_counted() -> None:
     assert doctor.check_gpus(SERVER) == Result("GPUs", "ok", "2 x NVIDIA H200")
 
 
+def test_a_cpu_build_says_that_it_leaves_gpus_alone() -> None:
+    found = doctor.check_gpus(replace(LAPTOP, hidden_gpus=1))
+    assert found.state == "note"
+    assert "1, not used" in found.found
+    assert "requirements/gpu.txt" in found.fix
+
+
 @pytest.mark.parametrize(
     ("name", "facts", "found", "fix"),
     [
