@@ -6,11 +6,14 @@
 
 CPU: one engine and one policy worker, each pinned to a core of its own with one thread; everything else (Ray, TransferQueue, collector,
 this driver) runs on both cores beside them. Real parts throughout, without Prefect; a random Qwen3 whose responses end at each token
-with a chance of about 2 %, so their lengths are geometric: a mean of about 50 tokens, and stragglers up to `--longest`. Shorter ones
-(`--longest 96 --ends 16`: a mean of 16) measure the two cores more than the overlap: what a group costs beside engine and policy
-worker, some 15 ms, is then a third of the whole.
+with a chance of about 2 %, so their lengths are geometric: a mean of about 50 tokens, and stragglers up to `--longest`.
 
-Training is made as expensive as generation: after one synchronous step both are timed, and each step's trainer does as many more
+What a group costs beside engine and policy worker, 15 to 25 ms of CPU, would have cores of its own on a machine with GPUs; here it
+takes them from the two. So that these are measured, model and responses are not the smallest: engine and worker take about a second of a
+step. With `--longest 96 --ends 16 rollout.prompts_per_step=16 model.hidden_size=128 model.intermediate_size=384` they take 0.3 s, and
+the rest is a third of all CPU time.
+
+Training is made as expensive as generation: in synchronous steps before, both are timed, and each step's trainer does as many more
 log-probability passes (over whole groups of the step's own batch) as fill the difference. Two synchronous phases enclose the other two,
 so that the machine's drift is seen.
 
@@ -49,10 +52,10 @@ from tasks.call import call
 from tasks.launch import launch, stop
 
 NAMESPACE = "benchmark-async"
-AGE = 2
+AGE = 4  # the longest responses outlast two updates
 OVERRIDES = [
-    "name=async-overlap", "rollout.prompts_per_step=16", "rollout.responses_per_prompt=4",
-    "rollout.temperature=1.0", "policy.updates_per_step=1", "policy.optimizer.decay_steps=1000000",
+    "name=async-overlap", "model.hidden_size=256", "model.intermediate_size=768", "rollout.prompts_per_step=8",
+    "rollout.responses_per_prompt=4", "rollout.temperature=1.0", "policy.updates_per_step=1", "policy.optimizer.decay_steps=1000000",
     "policy.loss.kl_coef=0", "policy.batching={mode: dynamic, tokens_per_micro_batch: 1024}", "warm_start.steps=0",
     "warm_start.stop_at_accuracy=null", "generation.max_num_seqs=64", "generation.kv_cache_gib=0.5",
     f"asynchronous.max_trajectory_age_steps={AGE}",
@@ -199,9 +202,10 @@ def main() -> None:
         for name, core in ((actors.engines[0], cores[0]), ("policy-worker-0", cores[1])):
             ray.get(ray.get_actor(name, namespace=NAMESPACE).__ray_call__.remote(lambda _, core=core: pin(core)), timeout=60)
         bench.sync(0.1)
-        _, generation, training = bench.sync(options.seconds / 2)
+        _, generation, training = bench.sync(options.seconds)
         bench.filler = 1.0
-        _, generation, filled = bench.sync(options.seconds / 2)
+        _, again, filled = bench.sync(options.seconds)
+        generation = (generation + again) / 2  # lengths, and with them seconds, differ from step to step
         bench.filler = max(0.0, (generation - training) / max(filled - training, 1e-3))
         print(f"a step: generation {generation:.2f} s, training {training:.2f} s, one more pass {filled - training:.2f} s")
         phases: dict[str, Phase] = {}

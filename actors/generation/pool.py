@@ -94,8 +94,11 @@ class EnginePool:
         self._send(self._outstanding.assign(requests))
         self._reissue()
 
-    def collect(self, timeout_s: float) -> list[GenerationResult]:
+    def collect(self, timeout_s: float, until: Any = None) -> list[GenerationResult]:
         """Finished results of any engine, each once.
+
+        Args:
+            until: a reference of Ray's whose arrival ends the wait, too.
 
         Returns:
             As soon as there is one; none at the deadline, or at once if nothing is out.
@@ -110,9 +113,10 @@ class EnginePool:
             self._reissue()
             self._poll()
             left = max(0.0, deadline - time.monotonic())
+            came = False
             if not self._ready and self._polls:
-                self._gather(min(left, _POLL_S))
-            if self._ready or not self._polls or left == 0.0:
+                came = self._gather(min(left, _POLL_S), until)
+            if self._ready or came or not self._polls or left == 0.0:
                 ready, self._ready = self._ready, []
                 return ready
 
@@ -243,9 +247,11 @@ class EnginePool:
         for name in sorted(self._outstanding.engines() - waiting - set(self._router.dead)):
             self._polls[self._handle(name).collect.remote(self._client, _POLL_S)] = (name, time.monotonic())
 
-    def _gather(self, timeout_s: float) -> None:
-        """Take what the waiting calls have brought, waiting for the first."""
-        done, _ = ray.wait(list(self._polls), timeout=timeout_s)
+    def _gather(self, timeout_s: float, until: Any = None) -> bool:
+        """Take what the waiting calls have brought, waiting for the first, or for `until`: whether that has come."""
+        others = [] if until is None else [until]
+        done, _ = ray.wait([*self._polls, *others], timeout=timeout_s)
+        came = until in done
         if done:
             done, _ = ray.wait(list(self._polls), num_returns=len(self._polls), timeout=0)
         for ref in done:
@@ -261,6 +267,7 @@ class EnginePool:
             if time.monotonic() - since > longest:
                 del self._polls[ref]
                 self._died(name, ActorTimeoutError(f"collect: no answer from {name} within {longest:.0f} s"))
+        return came
 
     def _handle(self, name: str) -> Any:
         if name not in self._handles:

@@ -15,7 +15,7 @@ from ray.exceptions import RayChannelTimeoutError
 from ray.experimental.channel.shared_memory_channel import Channel
 
 _SPIN_S = 0.0003  # a back-to-back call is answered within this
-_SHARE, _LONGEST_S = 0.01, 0.001
+_SHARE, _LONGEST_S = 0.01, 0.002
 
 _ask: Any = Channel.read
 

@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import ray
+
 from actors import names
 from actors.environments import Problem
 from actors.generation.pool import EnginePool
@@ -25,12 +27,11 @@ from actors.rollout.in_flight import InFlight, PromptGroup
 from actors.rollout.replay_actor import Places, Stored
 from actors.rollout.samples import Progress, Sample, StepReport
 from actors.rollout.scoring import Scoring, shown
-from actors.waiting import wait
+from actors.waiting import ActorTimeoutError, wait
 
-_POLL_S = 0.1  # between looks at the replay buffer while responses are awaited
-_ASK_S = 0.05  # from a refusal to the next question: a call costs both sides some milliseconds
+_POLL_S = 0.1  # longest wait for one thing before a look at the others
 _AHEAD = 16  # prompts that are asked for at once
-_IDLE_S = 0.5  # for a place in the buffer when nothing is in flight
+_PLACE_S = 1.0  # longest wait of one question, inside the replay actor, for a place
 _CALL_S = 60.0  # longest wait for an answer of the replay actor
 _JOIN_S = 30.0
 
@@ -61,7 +62,8 @@ class Continuous:
         self._pool, self._scoring, self._replay = pool, scoring, replay
         self._flying = InFlight()
         self._drawn: deque[tuple[str, Problem, list[int]]] = deque()
-        self._ask_again = 0.0
+        self._asked: Any = None  # the question that the replay actor has not answered yet
+        self._asked_at = 0.0
         self._known_dead: set[str] = set()
         self._stopping, self._ended = threading.Event(), threading.Event()
         self._lock = threading.Lock()  # of all that follows, which other threads read
@@ -137,24 +139,15 @@ class Continuous:
             self._ended.set()
 
     def _admit(self) -> None:
-        idle = not (self._flying or self._scoring)
-        if not idle and time.monotonic() < self._ask_again:
-            return
+        """Begin what there are places for. One question is always out, and waits in the replay actor: a full buffer costs no calls."""
         begun: list[PromptGroup] = []
-        refusal = None
-        while refusal is None:
-            while len(self._drawn) < _AHEAD:
-                self._drawn.append(self._draw())
-            wait_s = _IDLE_S if idle and not begun else 0.0
-            places: Places = self._ask("reserve", [uid for uid, _, _ in self._drawn], self._rows, wait_s)
-            refusal = places.refusal
+        while (places := self._places(wait_s=0.0 if begun or self._flying or self._scoring else _POLL_S)) is not None:
             for uid in places.cancelled:
                 if uid in self._flying.uids():  # else it is being scored: its commit will be refused
                     self._fail(uid, "too old")
             for place in places.given:
                 _, problem, prompt = self._drawn.popleft()
                 begun.append(PromptGroup(problem, prompt, place))
-        self._ask_again = time.monotonic() + _ASK_S
         if not begun:
             return
         for group in begun:
@@ -162,9 +155,25 @@ class Continuous:
         self._count()
         self._pool.submit([request for group in begun for request in self._requests(group)])
 
+    def _places(self, wait_s: float) -> Places | None:
+        """The answer to the question that is out, if it comes within `wait_s` seconds."""
+        if self._asked is None:
+            while len(self._drawn) < _AHEAD:
+                self._drawn.append(self._draw())
+            self._asked = self._replay.reserve.remote([uid for uid, _, _ in self._drawn], self._rows, _PLACE_S)
+            self._asked_at = time.monotonic()
+        ready, _ = ray.wait([self._asked], timeout=wait_s)
+        if not ready:
+            if time.monotonic() > self._asked_at + _PLACE_S + _CALL_S:
+                raise ActorTimeoutError(f"reserve: no answer from {names.REPLAY} within {_PLACE_S + _CALL_S:.0f} s")
+            return None
+        asked, self._asked = self._asked, None
+        places: Places = wait(asked, who=names.REPLAY, what="reserve", timeout_s=_CALL_S)
+        return places
+
     def _gather(self) -> None:
         try:
-            results = self._pool.collect(_POLL_S if self._flying else 0.0)
+            results = self._pool.collect(_POLL_S if self._flying else 0.0, until=self._asked)
         except EngineDiedError as error:
             if not self._pool.alive:
                 raise
@@ -191,7 +200,6 @@ class Continuous:
         with self._lock:
             self._groups += sum(wanted)
             self._samples += [shown(group) for group, kept in zip(written, wanted, strict=True) if kept]
-        self._ask_again = 0.0
         self._count()
 
     def _fail(self, uid: str, reason: str) -> None:

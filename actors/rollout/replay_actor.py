@@ -113,6 +113,7 @@ class ReplayActor:
         )
         self._closed = False
         self._writer_gave_up = ""
+        self._told: set[str] = set()  # of which groups the collector knows that they are too old
         self._claims = 0
         self._waiting_since: float | None = None
         self._waited_s = 0.0
@@ -126,6 +127,8 @@ class ReplayActor:
     def reserve(self, uids: Sequence[str], rows: int, wait_s: float) -> Places:
         """As `ReplayBuffer.reserve` for each uid until one is refused, after waiting for a first place up to `wait_s` seconds.
 
+        It waits no longer when a group has become too old since the call before, and gives nothing when `abandon` comes meanwhile.
+
         Raises:
             ReplayClosedError, GroupStateError.
         """
@@ -134,10 +137,14 @@ class ReplayActor:
             self._writer_gave_up = ""
             while True:
                 self._open()
+                if self._writer_gave_up:
+                    return Places((), None, ())
                 given, refusal = self._reserve(uids, rows)
+                cancelled = self._buffer.cancelled()
                 left = deadline - time.monotonic()
-                if given or left <= 0:
-                    return Places(tuple(given), refusal, self._buffer.cancelled())
+                if given or left <= 0 or not self._told >= set(cancelled):
+                    self._told = set(cancelled)
+                    return Places(tuple(given), refusal, cancelled)
                 self._changed.wait(left)
 
     def commit(self, groups: Sequence[Stored]) -> tuple[bool, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -105,6 +106,33 @@ def test_a_reservation_waits_for_a_place(made: Callable[..., Rig]) -> None:
     rig.actor.drop(["a"], "zero_variance")
     assert waiting.result(SOON).uid == "c"
     assert rig.rows == ROWS
+
+
+def test_a_waiting_reservation_says_at_once_and_once_which_group_has_become_too_old(made: Callable[..., Rig]) -> None:
+    rig = made(buffer_capacity=2, max_inflight_prompts=2)
+    rig.reserve("a")
+    rig.reserve("b")
+    waiting = rig.go(rig.actor.reserve, ["c"], ROWS, SOON)
+    rig.actor.set_version(2)
+    places = waiting.result(SOON)
+    assert (places.given, set(places.cancelled)) == ((), {"a", "b"})
+    waiting = rig.go(rig.actor.reserve, ["c"], ROWS, SOON)  # it does not come back at once: the collector knows
+    with pytest.raises(TimeoutError):
+        waiting.result(0.2)
+    rig.actor.fail("a", "too old")
+    assert [given.uid for given in waiting.result(SOON).given] == ["c"]
+
+
+def test_a_waiting_reservation_gets_nothing_once_its_collector_has_given_up(made: Callable[..., Rig]) -> None:
+    rig = made(buffer_capacity=2)
+    rig.write("stored")
+    rig.reserve("a")
+    waiting = rig.go(rig.actor.reserve, ["b"], ROWS, SOON)
+    while not rig.actor._changed._waiters:  # type: ignore[attr-defined]
+        time.sleep(0.01)
+    assert rig.actor.abandon("it was stopped") == ("a",)
+    assert waiting.result(SOON) == Places((), None, ())
+    assert rig.reserve("c").uid == "c"  # of the next one
 
 
 def test_prompts_get_places_in_their_order_as_far_as_there_are_any(made: Callable[..., Rig]) -> None:
