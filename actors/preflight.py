@@ -98,8 +98,6 @@ def check_layout(parallel: ParallelConfig, shape: Any) -> None:
     Raises:
         ConfigError: it does not; names the field.
     """
-    if parallel.context > 1:
-        raise ConfigError("policy.parallel.context: context parallelism is not there yet: set it to 1")
     for name, total, parts in (
         ("num_attention_heads", shape.num_attention_heads, parallel.tensor),
         ("num_key_value_heads", shape.num_key_value_heads, parallel.tensor),

@@ -121,6 +121,26 @@ class PolicyConfig(StrictModel):
         return values
 
     @model_validator(mode="after")
+    def _context_fits(self) -> Self:
+        if self.parallel.context == 1:
+            return self
+        named = f"parallel.context {self.parallel.context}"
+        for name, value, wanted in (
+            ("device", self.device, ("auto", "cuda")),
+            ("dtype", self.dtype, ("bfloat16",)),  # float32 runs on Megatron's own attention, which has no context parallelism
+            ("cuda_graph.impl", self.cuda_graph.impl, ("none",)),
+        ):
+            if value not in wanted:
+                raise ValueError(f"{named}: {name} is {value!r} and must be {' or '.join(wanted)}")
+        self._buckets_divide(named)
+        return self
+
+    def _buckets_divide(self, named: str) -> None:
+        multiple = self.parallel.row_multiple("cuda")
+        if uneven := [bucket for bucket in self.batching.token_buckets if bucket % multiple]:
+            raise ValueError(f"{named}: batching.token_buckets: {uneven[0]} does not divide by {multiple}, as rows on a GPU must here")
+
+    @model_validator(mode="after")
     def _graphs_fit(self) -> Self:
         if self.cuda_graph.impl == "none":
             return self
@@ -135,9 +155,7 @@ class PolicyConfig(StrictModel):
         for name in needed:
             if not getattr(self.batching, name):
                 raise ValueError(f"{named}: without batching.{name} every batch has a shape of its own, and a graph has one: set them")
-        multiple = self.parallel.row_multiple("cuda")
-        if uneven := [bucket for bucket in self.batching.token_buckets if bucket % multiple]:
-            raise ValueError(f"{named}: batching.token_buckets: {uneven[0]} does not divide by {multiple}, as rows on a GPU must here")
+        self._buckets_divide(named)
         if len(self.batching.token_buckets) > _MOST_LENGTHS:
             raise ValueError(
                 f"{named}: {len(self.batching.token_buckets)} batching.token_buckets are more than the {_MOST_LENGTHS} lengths whose "

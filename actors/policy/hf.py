@@ -1,13 +1,17 @@
-"""What a Hugging Face model directory must hold, and the shape that its config.json states. Imports no Megatron."""
+"""A Hugging Face model directory: what it must hold, the shape that its config.json states, and writing one. Imports no Megatron."""
 
 from __future__ import annotations
 
 import json
 import math
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from transformers import AutoConfig
 
 from configs.base import ConfigError
@@ -75,6 +79,18 @@ def parameter_count(path: str) -> int:
         with safe_open(file, framework="pt") as tensors:
             total += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118  (not a dict)
     return total
+
+
+def save_model_dir(directory: Path, source: Path, weights: Mapping[str, torch.Tensor], dtype: str) -> None:
+    """Write weights under their Hugging Face names, with the configuration and tokenizer of the model directory `source`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        if file.is_file() and file.suffix in {".json", ".txt", ".jinja", ".model"} and ".safetensors" not in file.name:
+            shutil.copyfile(file, directory / file.name)
+    shape = json.loads((directory / "config.json").read_text())
+    shape.pop("torch_dtype", None)  # the old name of the same field
+    (directory / "config.json").write_text(json.dumps(shape | {"dtype": dtype}, indent=2) + "\n")
+    save_file(dict(weights), directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def rope_theta(config: Any) -> float:

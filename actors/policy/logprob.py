@@ -59,11 +59,24 @@ def token_logprobs(
     Returns:
         Log-probabilities and entropies (nats; no gradient) of the distribution each token came from: [B, T] float32, 0 at t = 0.
     """
-    targets = tokens[:, 1:].t()  # [T - 1, B]; position t predicts token t + 1
-    inputs = hidden[:-1]
+    # Position t predicts token t + 1.
+    logprobs, entropies = label_logprobs(hidden[:-1], project, tokens[:, 1:], temperature, shard, slice_elements)
+    return torch.nn.functional.pad(logprobs, (1, 0)), torch.nn.functional.pad(entropies, (1, 0))
+
+
+def label_logprobs(
+    hidden: torch.Tensor,
+    project: Callable[[torch.Tensor], torch.Tensor],
+    labels: torch.Tensor,
+    temperature: float,
+    shard: VocabShard,
+    slice_elements: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `token_logprobs`, of the token that each position is to predict: labels [B, T] int64 -> two of [B, T] float32."""
+    targets = labels.t()
     if slice_elements is None:
         slice_elements = _slice_elements(hidden)
-    step = max(1, slice_elements // (tokens.shape[0] * shard.width))
+    step = max(1, slice_elements // (labels.shape[0] * shard.width))
 
     def one_slice(part: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = project(part)
@@ -71,15 +84,15 @@ def token_logprobs(
             return fused_vocab_logprobs(logits, wanted, temperature, shard)
         return vocab_logprobs(logits.float() / temperature, wanted, shard)
 
-    recompute = torch.is_grad_enabled() and step < len(inputs)
+    recompute = torch.is_grad_enabled() and step < len(hidden)
     results = []
-    for part, wanted in zip(inputs.split(step), targets.split(step), strict=True):
+    for part, wanted in zip(hidden.split(step), targets.split(step), strict=True):
         if recompute:
             results.append(checkpoint(one_slice, part, wanted, use_reentrant=False, preserve_rng_state=False))
         else:
             results.append(one_slice(part, wanted))
     logprobs, entropies = (torch.cat(parts).t() for parts in zip(*results, strict=True))
-    return torch.nn.functional.pad(logprobs, (1, 0)), torch.nn.functional.pad(entropies, (1, 0))
+    return logprobs, entropies
 
 
 def _slice_elements(hidden: torch.Tensor) -> int:

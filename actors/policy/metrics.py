@@ -38,7 +38,7 @@ def reduce_tallies(tallies: Sequence[Tally], device: torch.device) -> tuple[dict
     for summed, found in tallies:
         sums += summed
         largest = torch.maximum(largest, found)
-    data = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    data = parallel_state.get_data_parallel_group(with_context_parallel=False)  # context-parallel ranks have the same sums
     torch.distributed.all_reduce(sums, group=data)
     torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX, group=data)
     if parallel_state.get_pipeline_model_parallel_world_size() > 1:

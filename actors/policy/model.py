@@ -83,6 +83,11 @@ def build_model(
     _check_layout(hf, parallel)
     scaling = rope_scaling_factor(hf)
     fused = takes_transformer_engine(device, dtype)
+    if parallel.context > 1 and not fused:
+        raise ConfigError(
+            f"policy.parallel.context is {parallel.context}: it needs Transformer Engine's attention, so a GPU, dtype bfloat16 and the "
+            f"package transformer-engine (here: {device.type}, {dtype})"
+        )
     model = GPTModel(
         config=transformer_config(hf, parallel, dtype, shapes_vary=shapes_vary, fused=fused, graphs=graphs),
         transformer_layer_spec=_block(hf, parallel, fused=fused),

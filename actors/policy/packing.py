@@ -28,7 +28,7 @@ def takes_thd(model: torch.nn.Module) -> bool:
     return not any(isinstance(module, DotProductAttention) for module in model.modules())
 
 
-def packed_inputs(boundaries: torch.Tensor | None, length: int, longest: int, *, thd: bool) -> dict[str, Any]:
+def packed_inputs(boundaries: torch.Tensor | None, length: int, longest: int, *, thd: bool, split: bool = False) -> dict[str, Any]:
     """The arguments of GPTModel's forward that say which tokens see each other. Shapes depend on S, T and L alone.
 
     Rotary positions restart at each sequence with THD. With the mask they go on through the row, as Megatron's local rotary
@@ -38,6 +38,7 @@ def packed_inputs(boundaries: torch.Tensor | None, length: int, longest: int, *,
     Args:
         boundaries: `MicroBatch.boundaries`; None: the rows are padded, and causality is all there is.
         length: T, tokens of the row. longest: L, most tokens of a slot. thd: what `takes_thd` says of the model.
+        split: over context-parallel ranks. Boundaries, T and L stay those of the whole row.
 
     Returns:
         attention_mask ([1, 1, T, T] bool, True hides the key; or None) and packed_seq_params (or None).
@@ -52,14 +53,19 @@ def packed_inputs(boundaries: torch.Tensor | None, length: int, longest: int, *,
         params = PackedSeqParams(
             qkv_format="thd", cu_seqlens_q=boundaries, cu_seqlens_kv=boundaries, max_seqlen_q=longest, max_seqlen_kv=longest
         )
+        if split:  # Transformer Engine asks for them then
+            params.cu_seqlens_q_padded = params.cu_seqlens_kv_padded = boundaries
+            params.pad_between_seqs = False  # else it would compare the two on the host
         return {"attention_mask": None, "packed_seq_params": params}
     return {"attention_mask": block_diagonal_mask(boundaries, length), "packed_seq_params": None}
 
 
-def rows_as_slots(b: MicroBatch) -> MicroBatch:
-    """Padded rows [B, T] as the slots of one packed row [1, B * T], unless T is a multiple of DENSE_MULTIPLE; packed rows as they are."""
+def rows_as_slots(b: MicroBatch, chunks: int = 1) -> MicroBatch:
+    """Padded rows [B, T] as the slots of one packed row [1, B * T], unless T is whole tiles (DENSE_MULTIPLE) in each of the `chunks` that
+    context parallelism cuts it into; packed rows as they are.
+    """
     size, length = b.input_ids.shape
-    if b.boundaries is not None or length % DENSE_MULTIPLE == 0:
+    if b.boundaries is not None or length % (DENSE_MULTIPLE * chunks) == 0:
         return b
     device = b.input_ids.device
     places = torch.arange(size * length, device=device).view(size, length)

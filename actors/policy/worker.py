@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import math
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, Literal
@@ -31,10 +29,11 @@ from actors.policy import batch as batches
 from actors.policy import device as devices
 from actors.policy.batch import MicroBatch
 from actors.policy.columns import BASE, train_columns
+from actors.policy.context import ContextPart, context_part, whole_rows
 from actors.policy.cuda_graphs import GraphCache, Outputs, capture_stream
 from actors.policy.fetch import ColumnReader
-from actors.policy.hf import check_model_dir, parameter_count
-from actors.policy.logprob import VocabShard, token_logprobs
+from actors.policy.hf import check_model_dir, parameter_count, save_model_dir
+from actors.policy.logprob import VocabShard, label_logprobs, token_logprobs
 from actors.policy.loss import Sums, grpo_loss, logprob_error, masked_sum, sft_loss
 from actors.policy.metrics import reduce_tallies, step_metrics, tally
 from actors.policy.packing import packed_inputs, rows_as_slots, takes_thd
@@ -266,19 +265,8 @@ class PolicyWorker:
     def save_hf(self, path: str) -> None:
         """Write a Hugging Face directory: weights, and the source model's configuration and tokenizer. A collective."""
         weights = self.export_weights()
-        if weights is None:
-            return
-        from safetensors.torch import save_file
-
-        directory = Path(path)
-        directory.mkdir(parents=True, exist_ok=True)
-        for source in Path(self._model_path).iterdir():
-            if source.is_file() and source.suffix in {".json", ".txt", ".jinja", ".model"} and ".safetensors" not in source.name:
-                shutil.copyfile(source, directory / source.name)
-        shape = json.loads((directory / "config.json").read_text())
-        shape.pop("torch_dtype", None)  # the old name of the same field
-        (directory / "config.json").write_text(json.dumps(shape | {"dtype": self._config.dtype}, indent=2) + "\n")
-        save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+        if weights is not None:
+            save_model_dir(Path(path), Path(self._model_path), weights, self._config.dtype)
 
     @_on_device
     def close(self) -> None:
@@ -290,7 +278,7 @@ class PolicyWorker:
 
     def _micro_batches(self, plan: ShardPlan, fields: Sequence[str]) -> list[MicroBatch]:
         built = batches.build(self._reader.read(plan.meta, fields), plan, self._device)
-        return [rows_as_slots(b) for b in built] if self._thd else built
+        return [rows_as_slots(b, self._config.parallel.sequence_multiple) for b in built] if self._thd else built
 
     def _objective(self, name: str) -> LossFunction:
         return functools.partial(self._loss, name)
@@ -350,8 +338,16 @@ class PolicyWorker:
 
         def forward_step(iterator: Any, model: Any) -> tuple[torch.Tensor, Any]:
             b = next(iterator)
-            visible = packed_inputs(b.boundaries, b.input_ids.shape[1], b.token_mask.shape[1], thd=self._thd)
-            output = model(input_ids=b.input_ids, position_ids=b.position_ids, output_processor=self._token_logprobs, **visible)
+            split = self._config.parallel.context > 1
+            visible = packed_inputs(b.boundaries, b.input_ids.shape[1], b.token_mask.shape[1], thd=self._thd, split=split)
+            part = context_part(b, self._state.get_context_parallel_group()) if split else None
+            output = model(
+                input_ids=(part or b).input_ids,
+                position_ids=(part or b).position_ids,
+                output_processor=self._token_logprobs,
+                output_processor_context=part,
+                **visible,
+            )
             return output, functools.partial(after, b)
 
         def after(b: MicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Outputs]:
@@ -379,9 +375,16 @@ class PolicyWorker:
         return {} if self._graphs is None else self._graphs.counts()
 
     def _token_logprobs(
-        self, *, hidden_states: torch.Tensor, output_layer: Any, output_weight: Any, input_ids: torch.Tensor, **_: Any
+        self,
+        *,
+        hidden_states: torch.Tensor,
+        output_layer: Any,
+        output_weight: Any,
+        input_ids: torch.Tensor,
+        context: ContextPart | None,
+        **_: Any,
     ) -> torch.Tensor:
-        """Megatron's `output_processor`: [T, B, H] -> [2, B, T] float32, without the whole batch's logits in memory."""
+        """Megatron's `output_processor`: [T, B, H] (of `context`, if given) -> [2, B, T] float32, without the batch's logits in memory."""
         state = self._state
         parts = state.get_tensor_model_parallel_world_size()
         width = output_layer.output_size_per_partition
@@ -391,13 +394,20 @@ class PolicyWorker:
             total=self._hf.vocab_size,
             group=state.get_tensor_model_parallel_group() if parts > 1 else None,
         )
-        return torch.stack(
-            token_logprobs(hidden_states, lambda part: output_layer(part, weight=output_weight)[0], input_ids, self._temperature, shard)
-        )
+
+        def project(part: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = output_layer(part, weight=output_weight)[0]
+            return logits
+
+        if context is None:
+            return torch.stack(token_logprobs(hidden_states, project, input_ids, self._temperature, shard))
+        mine = torch.stack(label_logprobs(hidden_states, project, context.labels, self._temperature, shard))
+        return whole_rows(mine, context, state.get_context_parallel_group())
 
     def _writes_back(self) -> bool:
         # One rank of a replica: the last stage has the values, and a data-plane client as good as the leader's.
-        return bool(self._state.is_pipeline_last_stage()) and self._state.get_tensor_model_parallel_rank() == 0
+        state = self._state
+        return bool(state.is_pipeline_last_stage()) and state.get_tensor_model_parallel_rank() == state.get_context_parallel_rank() == 0
 
     def _swap_reference(self) -> None:
         if self._reference is None:

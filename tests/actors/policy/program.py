@@ -36,6 +36,7 @@ class Job:
     policy: dict[str, Any] = field(default_factory=dict)
     temperature: float = 0.8
     seed: int = 5
+    longest: int = 8  # response
 
 
 def run_layout(parallel: ParallelConfig, jobs: Sequence[Job]) -> dict[str, list[dict[str, Any]]]:
@@ -57,7 +58,7 @@ def _rank(rank: int, parallel: ParallelConfig, jobs: list[Job], directory: str) 
 
 def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[str, Any]:
     config = PolicyConfig(parallel=parallel, timeout_s=120, **({"device": "cpu", "batching": {"micro_batch_size": 2}} | job.policy))
-    meta, columns = tiny.batch(job.seed, job.vocab)
+    meta, columns = tiny.batch(job.seed, job.vocab, longest=job.longest)
     plane = MemoryPlane()
     plane.register_partition("train", fields=FIELDS)
     if "poison" in job.actions and rank == 0:
@@ -65,7 +66,7 @@ def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[
     meta = plane.put(meta, columns)
     worker = PolicyWorker(config, job.model, rank, f"file://{directory}/rendezvous-{job.name}", plane, seed=0, temperature=job.temperature)
     results: dict[str, Any] = {"setup": worker.setup(), "metrics": []}
-    data_rank = rank // parallel.tensor % parallel.data
+    data_rank = rank // (parallel.tensor * parallel.context) % parallel.data
     for action in job.actions:
         plan = _plans(meta, config)[data_rank]
         match action:
@@ -104,8 +105,10 @@ def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[
 
 
 def _plans(meta: Any, config: PolicyConfig) -> Sequence[ShardPlan]:
-    if config.batching.mode == "padded":
-        return plan_batch(meta, config.batching, data_parallel=config.parallel.data).shards
+    parallel = config.parallel
+    if config.batching.mode == "padded" or parallel.context > 1:
+        align, slots = parallel.row_multiple(config.device), parallel.sequence_multiple
+        return plan_batch(meta, config.batching, data_parallel=parallel.data, align=max(align, 8), sequence_align=slots).shards
     return plain_plan(meta, config.batching.mode, data_parallel=config.parallel.data)
 
 
