@@ -49,10 +49,12 @@ class Bench:
         self.model, self.engines = model, engines
         self.pool = EnginePool(gpu_run.NAMESPACE, engines, timeout_s=300)
         self._worker = ray.get_actor("policy-worker-0", namespace=gpu_run.NAMESPACE)
+        self._group = ray.get_actor(names.POLICY, namespace=gpu_run.NAMESPACE)
 
     def refit(self, options: UpdateOptions) -> dict[str, float]:
         """Change the weights, and bring them into the engine."""
         ray.get(self._worker.__ray_call__.remote(disturb), timeout=60)
+        ray.get(self._group.__ray_call__.remote(next_version), timeout=60)
         result: dict[str, float] = gpu_run.ask(names.POLICY, "refit", self.engines, options)
         return result
 
@@ -80,6 +82,11 @@ def disturb(actor: Any) -> None:
     with torch.no_grad():
         for parameter in actor._worker._bare.parameters():
             parameter.mul_(1.01)
+
+
+def next_version(group: Any) -> None:
+    """As a training step would: responses tell one version from the next."""
+    group._version += 1
 
 
 def colocated(bench: Bench, sleeps: bool, rounds: int) -> dict[str, float]:
