@@ -90,4 +90,4 @@ def _parse(flow: Any, session: Any, arguments: list[str] | None) -> argparse.Nam
     parser.add_argument("--recipe", default=default, help=f"a name ({names}; default: {default}) or a path to a .yaml file")
     parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration and the planned actors; start nothing")
     parser.add_argument("overrides", nargs="*", metavar="field=value", help="for example model.hidden_size=256 steps=20")
-    return parser.parse_args(arguments)
+    return parser.parse_intermixed_args(arguments)  # options may stand between the fields

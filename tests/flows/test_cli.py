@@ -30,6 +30,12 @@ def test_dry_run_prints_configuration_and_actors_and_starts_nothing(capsys: pyte
     assert not list(tmp_path.iterdir())
 
 
+def test_options_may_stand_between_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(grpo, ["steps=7", "--recipe", "arithmetic-cpu-async", "--dry-run", "seed=3"]) == 0
+    resolved = yaml.safe_load(capsys.readouterr().out.split("\nActors")[0])
+    assert (resolved["name"], resolved["steps"], resolved["seed"]) == ("arithmetic-cpu-async", 7, 3)
+
+
 def test_flows_and_data_plane_come_without_torchs_compiler() -> None:
     """It would cost every command, deployment, scheduled run and storage actor some seconds."""
     modules = "flows.grpo, flows.sft, flows.retrain, actors.data_plane.transfer_queue.processes"
