@@ -4,12 +4,13 @@
     waiting    generation goes on while training; an update waits for the running requests   stragglers hold every update up
     in_flight  generation goes on; an update comes between two tokens                        nobody waits
 
-CPU: one engine and one policy worker, each pinned to a core of its own with one thread; everything else (Ray, TransferQueue, collector,
-this driver) runs on both cores beside them. Real parts throughout, without Prefect; a random Qwen3 whose responses end at each token
-with a chance of about 2 %, so their lengths are geometric: a mean of about 50 tokens, and stragglers up to `--longest`.
+CPU: generation is pinned to one core (engine, collector, environment, replay buffer), training to another (policy group and worker;
+engine and worker have one thread); what serves both (Ray, TransferQueue, this driver) runs on either. Real parts throughout, without
+Prefect; a random Qwen3 whose responses end at each token with a chance of about 2 %, so their lengths are geometric: a mean of about 50
+tokens, and stragglers up to `--longest`.
 
-What a group costs beside engine and policy worker, 15 to 25 ms of CPU, would have cores of its own on a machine with GPUs; here it
-takes them from the two. So that these are measured, model and responses are not the smallest: engine and worker take about a second of a
+What a group costs beside engine and policy worker, 15 to 25 ms of CPU, would have cores of its own on a machine with GPUs; here it takes
+them from the two. So that these are measured, model and responses are not the smallest: engine and worker take about a second of a
 step. With `--longest 96 --ends 16 rollout.prompts_per_step=16 model.hidden_size=128 model.intermediate_size=384` they take 0.3 s, and
 the rest is a third of all CPU time.
 
@@ -52,6 +53,8 @@ from tasks.call import call
 from tasks.launch import launch, stop
 
 NAMESPACE = "benchmark-async"
+GENERATION = (names.COLLECTOR, names.ENVIRONMENT, names.REPLAY)  # beside the engine
+TRAINING = (names.POLICY, "policy-worker-0")
 AGE = 4  # the longest responses outlast two updates
 OVERRIDES = [
     "name=async-overlap", "model.hidden_size=256", "model.intermediate_size=768", "rollout.prompts_per_step=8",
@@ -199,7 +202,7 @@ def main() -> None:
         )
         actors = launch.fn(config, model, NAMESPACE)
         bench = Bench(config, connect(actors.address, timeout_s=60), actors.engines)
-        for name, core in ((actors.engines[0], cores[0]), ("policy-worker-0", cores[1])):
+        for name, core in {**dict.fromkeys([actors.engines[0], *GENERATION], cores[0]), **dict.fromkeys(TRAINING, cores[1])}.items():
             ray.get(ray.get_actor(name, namespace=NAMESPACE).__ray_call__.remote(lambda _, core=core: pin(core)), timeout=60)
         bench.sync(0.1)
         _, generation, training = bench.sync(options.seconds)

@@ -24,6 +24,8 @@ RUNTIME: Mapping[str, str] = {
     "RAY_LOG_MONITOR_MAX_OPEN_FILES": "800",
     # Ray's 15 would let Prefect's server and the flow, which run beside the workers, take the cores from them. `nice make run` lowers all.
     "RAY_worker_niceness": "0",
+    # A stage's thread that asks Ray for something after the run has shut it down: an error at once, and no search for another cluster.
+    "RAY_ENABLE_AUTO_CONNECT": "0",
     "RAY_TQDM_PATCH_PRINT": "0",  # else ray.init replaces print and breaks Prefect's log_prints
     # Despite its name: Ray takes 127.0.0.1 for a node's address. Else it replaces it by the network card's, and listens to everyone.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
