@@ -36,6 +36,7 @@ from configs.run import RunConfig
 
 TRL_S = {"32x16x256": 5.79, "16x16x1024": 14.7}
 WARM_UP = 3
+MICRO_BATCH, PROMPT = 16384, 16  # tokens: about, and at most
 ENGINES = 3  # so small a model is bound by vLLM's host: several engines on the GPU have several hosts
 OVERRIDES = [
     "name=grpo-step", "rollout.temperature=1.0", "policy.updates_per_step=1", "policy.optimizer={lr: 1.0e-6}", "policy.loss.kl_coef=0.04",
@@ -51,7 +52,8 @@ def configure(size: str, overrides: list[str], engines: int = ENGINES) -> RunCon
     """The run of one size: "prompts x responses x tokens"."""
     prompts, responses, length = map(int, size.split("x"))
     longest = length + 64
-    batching = f"{{mode: packed, tokens_per_micro_batch: 16384, token_buckets: [{longest}, 16384], sequence_buckets: [16, 32, 64]}}"
+    tokens = (length + PROMPT) * 2 ** round(math.log2(MICRO_BATCH / (length + PROMPT)))  # else a micro-batch's last places stay empty
+    batching = f"{{mode: packed, tokens_per_micro_batch: {tokens}, token_buckets: [{longest}, {tokens}], sequence_buckets: [16, 32, 64]}}"
     running = 64 * math.ceil(prompts * responses / engines / 64)
     sized = [
         f"generation.num_engines={engines}", f"generation.max_num_seqs={running}",
