@@ -61,7 +61,11 @@ def test_every_step_trains_groups_that_are_young_enough(finished: Run) -> None:
 
 def test_the_rollout_task_stays_open_and_says_how_it_stands(finished: Run) -> None:
     with get_client(sync_client=True) as client:
-        runs = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[finished.flow_run_id])), limit=200)
+        for _ in range(60):  # task runs report by events, which the server writes down when it comes to them
+            runs = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[finished.flow_run_id])), limit=200)
+            if all(run.state is not None and run.state.is_final() for run in runs):
+                break
+            time.sleep(1)
         artifacts = client.read_artifacts(
             artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[finished.flow_run_id])), limit=200
         )
