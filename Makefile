@@ -37,6 +37,8 @@ check: setup  ## format, lint, types, import contracts
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports --no-cache
 
+# Bytecode at once: a run's ten processes import torch, vLLM or Megatron together, and where PYTHONDONTWRITEBYTECODE is set
+# (as in many images) every process of every run would compile them anew, which takes longer than the imports themselves.
 setup: $(INSTALLED)  ## .venv (with GPUs: REQUIREMENTS=requirements/gpu.txt)
 
 $(INSTALLED): $(REQUIREMENTS) pyproject.toml
@@ -45,7 +47,7 @@ $(INSTALLED): $(REQUIREMENTS) pyproject.toml
 	@test -x $(PY) || python3.12 -m venv .venv || { echo "error: Python 3.12 with venv is needed (python3.12 was not found or has no venv)"; exit 1; }
 	@test -x .venv/bin/uv || $(PY) -m pip install --quiet uv==0.13.8
 	@echo "installing $(REQUIREMENTS) into .venv (about 6.5 GB unpacked; once)"
-	@.venv/bin/uv pip install --quiet --python $(PY) --require-hashes -r $(REQUIREMENTS)
+	@.venv/bin/uv pip install --quiet --python $(PY) --require-hashes --compile-bytecode -r $(REQUIREMENTS)
 	@.venv/bin/uv pip install --quiet --python $(PY) --no-deps --editable .
 	@touch $@
 

@@ -41,6 +41,8 @@ SERVER, RAY, WORKER = "server", "ray", "worker"
 _RAY_PORT = 6379
 _LEAST_CPUS = 4  # logical CPUs of the cluster: what one run on the smallest machine asks for, and one more
 _START_TIMEOUT_S = 300.0
+_RAY_ATTEMPTS = 3
+_RAY_GAVE_UP = "timed out during startup"  # ray/_private/node.py: not an option there
 _DEPLOY_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 20.0
 _CANCEL_TIMEOUT_S = 60.0
@@ -141,9 +143,22 @@ class Up:
             self._start(RAY, address, _ray_command(address, server.free_port()), self._ray_environment())
 
     def _await_ray(self) -> None:
-        if RAY in self._record.parts:
-            log = self._record.log(RAY)
-            self._record.await_true(RAY, "to start", lambda: "Ray runtime started" in log.read_text(errors="replace"), _START_TIMEOUT_S)
+        """A part that Ray gave up on is started again: Ray waits 30 s for its own processes, which a machine at its limits can miss."""
+        if RAY not in self._record.parts:
+            return
+        log = self._record.log(RAY)
+
+        def started() -> bool:
+            return "Ray runtime started" in log.read_text(errors="replace")
+
+        for attempts_left in reversed(range(_RAY_ATTEMPTS)):
+            try:
+                return self._record.await_true(RAY, "to start", started, _START_TIMEOUT_S)
+            except ConfigError:
+                if not attempts_left or _RAY_GAVE_UP not in log.read_text(errors="replace"):
+                    raise
+                print("ray: its processes took longer to start than Ray waits for them; starting it again")
+                self._start_ray()
 
     def _start_worker(self, client: SyncPrefectClient) -> None:
         part, address = self._record.parts.get(WORKER), f"{self.api_url} {self.ray_address}"

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 from tests.conftest import ROOT
+from tests.patience import WAIT_S
 
 
 def test_a_call_to_ray_after_its_end_fails_at_once() -> None:
@@ -14,4 +15,4 @@ def test_a_call_to_ray_after_its_end_fails_at_once() -> None:
         "except ray.exceptions.RaySystemError: pass\n"
         "raise SystemExit(ray.is_initialized())"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=WAIT_S)

@@ -21,6 +21,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from configs import settings
 from flows.parts import Record, look
 from tests.conftest import ROOT
+from tests.patience import WAIT_S
 
 LIST_ACTORS = """
 import json, sys
@@ -119,7 +120,7 @@ class Deployed:
         """Names of the actors that Ray knows, of every run."""
         address = self.record.parts["ray"].address
         done = subprocess.run(
-            [sys.executable, "-c", LIST_ACTORS, address], cwd=ROOT, env=self.environment(), capture_output=True, text=True, timeout=120
+            [sys.executable, "-c", LIST_ACTORS, address], cwd=ROOT, env=self.environment(), capture_output=True, text=True, timeout=WAIT_S
         )
         assert done.returncode == 0, done.stderr
         return [actor["name"] for actor in json.loads(done.stdout)]

@@ -27,6 +27,7 @@ from tasks.advantage import advantage
 from tasks.call import call
 from tasks.launch import RunActors, launch, stop
 from tests.e2e.conftest import SHORT
+from tests.patience import WAIT_S
 
 pytestmark = pytest.mark.slow
 NAMESPACE = "grpo-e2e-actors"
@@ -41,7 +42,7 @@ class Running:
     actors: RunActors
 
     def call(self, actor: str, method: str, *arguments: Any) -> Any:
-        return call(NAMESPACE, actor, method, *arguments, timeout_s=120)
+        return call(NAMESPACE, actor, method, *arguments, timeout_s=WAIT_S)
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from flows.grpo import grpo
 from tasks.call import call
 from tasks.launch import launch, stop
 from tests.e2e.conftest import SHORT, Run
+from tests.patience import WAIT_S
 
 pytestmark = pytest.mark.slow
 NAMESPACE = "grpo-e2e-async"
@@ -96,7 +97,7 @@ def running(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
     plane = connect(actors.address, timeout_s=30)
 
     def ask(actor: str, method: str, *arguments: object) -> object:
-        return getattr(plane, method)(*arguments) if actor == "plane" else call(NAMESPACE, actor, method, *arguments, timeout_s=60)
+        return getattr(plane, method)(*arguments) if actor == "plane" else call(NAMESPACE, actor, method, *arguments, timeout_s=WAIT_S)
 
     yield ask
     stop(NAMESPACE, actors.address)

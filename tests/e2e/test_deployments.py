@@ -32,6 +32,7 @@ from tests.conftest import ROOT
 from tests.e2e.commands import has_trained
 from tests.e2e.conftest import DEPLOYMENT
 from tests.e2e.deployed import Deployed, await_true, gone
+from tests.patience import WAIT_S
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +70,7 @@ def test_a_deployment_runs_to_completed(deployed: Deployed, watched: tuple[FlowR
 
 def test_nothing_of_the_run_is_left(deployed: Deployed, watched: tuple[FlowRun, str]) -> None:
     assert watched
-    await_true("actors of an ended run", lambda: not deployed.actor_processes(), 60)
+    await_true("actors of an ended run", lambda: not deployed.actor_processes(), WAIT_S)
     assert deployed.actors() == []
 
 
@@ -92,7 +93,7 @@ def test_a_cron_schedule_fires(deployed: Deployed) -> None:
     def ticked() -> list[FlowRun]:
         return [run for run in deployed.runs("tick/cron") if run.state_type and run.state_type.value == "COMPLETED"]
 
-    await_true("a tick", ticked, 100)
+    await_true("a tick", ticked, WAIT_S)
     run = ticked()[0]
     assert run.auto_scheduled
     assert run.expected_start_time is not None
@@ -162,7 +163,7 @@ def begin_training(deployed: Deployed, begun: Callable[[Path], object]) -> tuple
         assert deployed.state(run)[0] in {"SCHEDULED", "PENDING", "RUNNING"}, deployed.state(run)
         return begun(output)
 
-    await_true("the run's begin", check, 400)
+    await_true("the run's begin", check, WAIT_S)
     return run, deployed.actor_processes()
 
 
@@ -176,9 +177,9 @@ def test_cancelling_ends_the_actors_and_nothing_else(deployed: Deployed) -> None
     pid = deployed.pid(run)
     with deployed.client() as client:
         client.set_flow_run_state(run.id, Cancelling())
-    await_true("the flow's end", lambda: gone(pid), 60)
-    await_true("the actors' end", lambda: not deployed.actor_processes(), 60)
-    await_true("Cancelled", lambda: deployed.state(run)[0] == "CANCELLED", 60)
+    await_true("the flow's end", lambda: gone(pid), WAIT_S)
+    await_true("the actors' end", lambda: not deployed.actor_processes(), WAIT_S)
+    await_true("Cancelled", lambda: deployed.state(run)[0] == "CANCELLED", WAIT_S)
     assert deployed.actors() == []
     assert deployed.record.parts == parts
     assert all(part.alive() for part in parts.values())
@@ -188,8 +189,8 @@ def test_a_killed_flow_is_crashed_and_its_actors_end(deployed: Deployed) -> None
     run, during = begin_training(deployed, has_trained)
     assert during
     os.kill(deployed.pid(run), signal.SIGKILL)
-    await_true("Crashed", lambda: deployed.state(run)[0] == "CRASHED", 60)
-    await_true("the actors' end", lambda: not deployed.actor_processes(), 60)
+    await_true("Crashed", lambda: deployed.state(run)[0] == "CRASHED", WAIT_S)
+    await_true("the actors' end", lambda: not deployed.actor_processes(), WAIT_S)
     assert deployed.actors() == []
 
 
@@ -203,7 +204,7 @@ def test_a_killed_worker_is_named_and_its_run_does_not_hold_the_pool(deployed: D
     assert "worker: had ended by itself" in printed
     assert gone(pid)
     assert deployed.state(run)[0] == "CRASHED"
-    await_true("the actors' end", lambda: not deployed.actor_processes(), 60)
+    await_true("the actors' end", lambda: not deployed.actor_processes(), WAIT_S)
     after = deployed.record.parts
     assert (after["server"], after["ray"]) == (before["server"], before["ray"])
     assert after["worker"].alive()

@@ -37,6 +37,7 @@ from tasks.publish import Publisher
 from tasks.reporting.run_dir import RunDirectory
 from tasks.train import train
 from tests.conftest import ROOT
+from tests.patience import WAIT_S
 from tests.tasks.reporting import runs
 
 pytestmark = pytest.mark.slow
@@ -224,7 +225,7 @@ def test_events_name_their_run(watched: str) -> None:
 def test_the_example_automation_cancels_a_stalled_run(server: str) -> None:
     path = ROOT / "docs" / "automations" / "cancel-stalled.yaml"
     command = [sys.executable, "-m", "prefect", "automation", "create", "--from-file", str(path)]
-    made = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    made = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert made.returncode == 0, made.stdout + made.stderr
 
     def state(run: str) -> str:

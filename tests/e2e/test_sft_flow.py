@@ -25,6 +25,7 @@ from tasks.reporting.metrics import by_step, read, series
 from tasks.reporting.summary import Summary
 from tests.e2e.commands import await_none, start_command
 from tests.e2e.conftest import Run
+from tests.patience import WAIT_S
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +79,7 @@ def padded(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Command:
     """Parquet, padded, over two replicas; ends when its steps are done. By the command line, with servers of its own."""
     output, mark = tmp_path_factory.mktemp("command"), uuid.uuid4().hex
     command = start_command("sft", output, mark, *SMALL, *files(data, "parquet"), *PADDED)
-    printed, _ = command.communicate(timeout=400)
+    printed, _ = command.communicate(timeout=WAIT_S)
     assert command.returncode == 0, printed
     return Command(output / "latest", printed, mark)
 

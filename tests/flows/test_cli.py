@@ -14,6 +14,7 @@ from configs.run import RunConfig
 from flows.cli import main, plan
 from flows.grpo import grpo
 from tests.conftest import ROOT
+from tests.patience import WAIT_S
 
 
 def test_dry_run_prints_configuration_and_actors_and_starts_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -40,7 +41,7 @@ def test_flows_and_data_plane_come_without_torchs_compiler() -> None:
     """It would cost every command, deployment, scheduled run and storage actor some seconds."""
     modules = "flows.grpo, flows.sft, flows.retrain, actors.data_plane.transfer_queue.processes"
     code = f"import sys, {modules}; sys.exit('torch._dynamo' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=WAIT_S)
 
 
 def test_a_dry_run_needs_no_model() -> None:

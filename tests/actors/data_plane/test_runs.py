@@ -25,6 +25,7 @@ from actors.data_plane.meta import KVBatchMeta
 from actors.data_plane.transfer_queue.connection import connection
 from configs.run import DataPlaneConfig
 from tests.actors.conftest import StartQueue
+from tests.patience import WAIT_S
 
 ROOT = Path(__file__).parents[3]
 BOUND_S = 20.0  # a death is noticed in about 2 s; the rest is for a busy machine
@@ -55,7 +56,7 @@ def alive(namespace: str, name: str) -> bool:
 
 def test_importing_connect_does_not_import_the_library() -> None:
     code = "import sys, actors.data_plane.connect; print('transfer_queue' in sys.modules, 'ray' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=True)
     assert done.stdout.split() == ["False", "False"]
 
 
@@ -65,7 +66,7 @@ def test_without_a_cluster_it_says_so() -> None:
         "try: start('n', DataPlaneConfig())\n"
         "except Exception as error: print(type(error).__name__, ray.is_initialized())"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=True)
     assert done.stdout.split() == ["DataPlaneError", "False"]
 
 
@@ -84,10 +85,10 @@ def test_other_processes_read_and_write(address: DataPlaneAddress, partition: st
     def read(address: DataPlaneAddress, meta: KVBatchMeta) -> list[list[int]]:
         return [row.tolist() for row in connect(address, timeout_s=60).get(meta, ["y"])["y"]]
 
-    doubled = ray.get(AsyncActor.remote().double.remote(address, meta), timeout=120)  # type: ignore[attr-defined]
+    doubled = ray.get(AsyncActor.remote().double.remote(address, meta), timeout=WAIT_S)  # type: ignore[attr-defined]
     assert doubled.fields == {"x", "y"}
     assert [row.tolist() for row in connect(address, timeout_s=60).get(doubled, ["y"])["y"]] == [[0, 2, 4], [], [0, 2]]
-    assert ray.get(read.remote(address, doubled.subset([2, 0])), timeout=120) == [[0, 2], [0, 2, 4]]
+    assert ray.get(read.remote(address, doubled.subset([2, 0])), timeout=WAIT_S) == [[0, 2], [0, 2, 4]]
 
 
 def test_a_client_leaves_torch_threads_alone(address: DataPlaneAddress, partition: str) -> None:
@@ -130,7 +131,7 @@ def test_a_dead_actor_is_an_error_in_bounded_time(victim: str, start_queue: Star
     address = start_queue(f"test-data-plane-without-{victim}", DataPlaneConfig())
     meta = written(address, "p")
     plane = connect(address, timeout_s=60)
-    pid = ray.get(ray.get_actor(victim, namespace=address.namespace).__ray_call__.remote(lambda _: os.getpid()), timeout=60)
+    pid = ray.get(ray.get_actor(victim, namespace=address.namespace).__ray_call__.remote(lambda _: os.getpid()), timeout=WAIT_S)
     os.kill(pid, signal.SIGKILL)
     fresh = KVBatchMeta(partition_id="p", keys=("d", "e", "f"))
     calls: dict[str, Callable[[], object]] = {
@@ -149,7 +150,7 @@ def test_a_dead_actor_is_an_error_in_bounded_time(victim: str, start_queue: Star
 def test_a_silent_actor_is_an_error_at_the_deadline(address: DataPlaneAddress, partition: str) -> None:
     meta = written(address, partition)
     actor = ray.get_actor("data_plane_controller", namespace=address.namespace)
-    pid = ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=60)
+    pid = ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=WAIT_S)
     os.kill(pid, signal.SIGSTOP)
     try:
         while not all("T (stopped)" in (task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir()):

@@ -16,6 +16,7 @@ from actors.data_plane.interface import DataPlane, DataPlaneError
 from actors.data_plane.meta import KVBatchMeta
 from actors.data_plane.transfer_queue.connection import connection
 from actors.data_plane.transfer_queue.requests import Requests
+from tests.patience import WAIT_S
 
 pytestmark = pytest.mark.slow
 STEPS, WARM_UP, SAMPLES = 200, 60, 128
@@ -53,7 +54,7 @@ def resident(address: DataPlaneAddress) -> list[int]:
         ray.get_actor(end.actor, namespace=address.namespace).__ray_call__.remote(lambda _: Path("/proc/self/statm").read_text())
         for end in address.storage
     ]
-    return [int(text.split()[1]) * 4096 for text in ray.get(pages, timeout=60)]
+    return [int(text.split()[1]) * 4096 for text in ray.get(pages, timeout=WAIT_S)]
 
 
 async def step(plane: DataPlane, partition: str, number: int, chance: random.Random) -> int:

@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Co
 from actors.generation.engine_actor import engine_actor_class
 from actors.generation.types import GenerationRequest, GenerationResult
 from configs.rollout import GenerationConfig
+from tests.patience import WAIT_S
 
 NAMESPACE = "test-generation"
 EOS = tuple(range(1, 9))  # eight of 128 ids, so that random models do end responses
@@ -51,11 +52,11 @@ class RunningEngine:
     initial: list[GenerationResult]  # greedy answers to `PROMPTS`, before any refit
 
     def generate(self, requests: list[GenerationRequest]) -> list[GenerationResult]:
-        return ray.get(self.handle.generate.remote(requests), timeout=60)
+        return ray.get(self.handle.generate.remote(requests), timeout=WAIT_S)
 
     def refit(self, seed: int, version: int) -> PreTrainedModel:
         model = self.model(seed)
-        ray.get(self.handle.update_weights.remote(ray.put(weights_of(model)), version), timeout=60)
+        ray.get(self.handle.update_weights.remote(ray.put(weights_of(model)), version), timeout=WAIT_S)
         return model
 
 
@@ -82,10 +83,10 @@ def engine(request: pytest.FixtureRequest, ray_session: None, tmp_path_factory: 
     config = GenerationConfig(executor=executor, kv_cache_gib=0.125, max_num_seqs=32)
     name = f"engine-{family}-{executor}"
     handle = engine_actor_class().options(name=name, namespace=NAMESPACE, num_cpus=1).remote(config, str(path), 0, EOS)
-    print(ray.get(handle.ready.remote(), timeout=300))
-    initial = ray.get(handle.generate.remote([_request(str(i), prompt) for i, prompt in enumerate(PROMPTS)]), timeout=60)
+    print(ray.get(handle.ready.remote(), timeout=WAIT_S))
+    initial = ray.get(handle.generate.remote([_request(str(i), prompt) for i, prompt in enumerate(PROMPTS)]), timeout=WAIT_S)
     yield RunningEngine(name, handle, executor, lambda seed: build_model(family, tied, seed), tied, initial)
-    ray.get(handle.shutdown.remote(), timeout=60)
+    ray.get(handle.shutdown.remote(), timeout=WAIT_S)
     ray.kill(handle)
 
 

@@ -19,13 +19,14 @@ from actors.generation.engine import Engine
 from actors.generation.types import GenerationRequest, GenerationResult, RequestError, WeightMismatchError, WeightUpdate
 from configs.rollout import GenerationConfig
 from tests.actors.generation.conftest import CONTEXT, EOS, PROMPTS, RunningEngine, request, weights_of
+from tests.patience import WAIT_S
 
 GENERATIONS = 200
 _versions = itertools.count(1000)
 
 
 def get(ref: Any) -> Any:
-    return ray.get(ref, timeout=60)
+    return ray.get(ref, timeout=WAIT_S)
 
 
 def collect(engine: RunningEngine, client: str, count: int) -> list[GenerationResult]:

@@ -20,6 +20,7 @@ from actors.generation.routing import NoEngineError
 from actors.generation.types import EngineDiedError, RequestError, WeightMismatchError
 from configs.rollout import GenerationConfig
 from tests.actors.generation.conftest import EOS, NAMESPACE, PROMPTS, RunningEngine, build_model, request, weights_of
+from tests.patience import WAIT_S
 
 
 def test_pool_generates_and_refits(engine: RunningEngine) -> None:
@@ -54,7 +55,7 @@ def starting(ray_session: None, tmp_path: Path) -> Iterator[tuple[Any, int]]:
         .options(name="engine-starting", namespace=NAMESPACE, num_cpus=1)
         .remote(GenerationConfig(), str(tmp_path), 0, EOS)
     )
-    pid = ray.get(handle.__ray_call__.remote(lambda self: os.getpid()), timeout=60)
+    pid = ray.get(handle.__ray_call__.remote(lambda self: os.getpid()), timeout=WAIT_S)
     handle.ready.remote()
     yield handle, pid
     ray.kill(handle)
@@ -97,8 +98,8 @@ def with_core(ray_session: None, tmp_path: Path) -> Iterator[tuple[int, list[psu
     build_model("qwen3", True, 0).save_pretrained(tmp_path)
     config = GenerationConfig(executor="async", kv_cache_gib=0.125)
     handle = engine_actor_class().options(name="engine-async", namespace=NAMESPACE, num_cpus=1).remote(config, str(tmp_path), 0, EOS)
-    ray.get(handle.ready.remote(), timeout=300)
-    pid = ray.get(handle.__ray_call__.remote(lambda self: os.getpid()), timeout=60)
+    ray.get(handle.ready.remote(), timeout=WAIT_S)
+    pid = ray.get(handle.__ray_call__.remote(lambda self: os.getpid()), timeout=WAIT_S)
     yield pid, psutil.Process(pid).children(recursive=True)
     ray.kill(handle)
 

@@ -18,6 +18,7 @@ from actors.generation.routing import NoEngineError
 from actors.generation.types import EngineDiedError, GenerationRequest, GenerationResult, RequestError
 from configs.rollout import GenerationConfig
 from tests.actors.generation.conftest import EOS, NAMESPACE, PROMPTS, RunningEngine, build_model, request, weights_of
+from tests.patience import WAIT_S
 
 
 def many(count: int, max_new_tokens: int = 40) -> list[GenerationRequest]:
@@ -85,8 +86,8 @@ def second(engine: RunningEngine, tmp_path: Path) -> Iterator[tuple[str, int]]:
     build_model("qwen3", True, 0).save_pretrained(tmp_path)
     config = GenerationConfig(kv_cache_gib=0.125, max_num_seqs=8)
     handle: Any = engine_actor_class().options(name="engine-second", namespace=NAMESPACE, num_cpus=1).remote(config, str(tmp_path), 0, EOS)
-    ray.get(handle.ready.remote(), timeout=300)
-    yield "engine-second", ray.get(handle.__ray_call__.remote(lambda self: os.getpid()), timeout=60)
+    ray.get(handle.ready.remote(), timeout=WAIT_S)
+    yield "engine-second", ray.get(handle.__ray_call__.remote(lambda self: os.getpid()), timeout=WAIT_S)
     ray.kill(handle)
 
 

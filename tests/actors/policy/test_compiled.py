@@ -22,6 +22,7 @@ from actors.waiting import ActorGoneError, cause
 from configs.compiled_graph import CompiledGraphConfig
 from configs.policy import ParallelConfig, PolicyConfig
 from tests.actors.policy import tiny
+from tests.patience import WAIT_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_session")]
 LAYOUTS = {
@@ -78,7 +79,7 @@ class Group(PolicyGroup):
         config = self._config.model_copy(update={"parallel": LAYOUTS[layout]})
         init_method = f"tcp://127.0.0.1:{free_port('127.0.0.1')}"
         begun = [p.__ray_call__.remote(_begin_anew, config, rank, init_method) for rank, p in enumerate(self._processes)]
-        ray.get(begun, timeout=180)  # four processes import Megatron at once on two shared cores
+        ray.get(begun, timeout=WAIT_S)  # four processes import Megatron at once on two shared cores
         self._config, self._workers, self._layout = config, self._processes[: config.parallel.world_size], layout
         assert "compiled graph over" in self.ready()
         self.snapshot_reference()
@@ -105,7 +106,7 @@ class Group(PolicyGroup):
         return [_resources(), *self._on_workers(_resources)]
 
     def _on_workers(self, function: Callable[[Any], Any]) -> list[Any]:
-        found: list[Any] = ray.get([worker.__ray_call__.remote(function) for worker in self._workers], timeout=60)
+        found: list[Any] = ray.get([worker.__ray_call__.remote(function) for worker in self._workers], timeout=WAIT_S)
         return found
 
 
@@ -147,7 +148,7 @@ def group_of(address: DataPlaneAddress, model: Path) -> Iterator[Callable[[str],
     group = actor.remote(config, str(model), NAMESPACE, address, 30.0, 0, 0.8, single, 32, RefitPlan())
 
     def find(layout: str) -> Any:
-        ray.get(group.lay_out.remote(layout), timeout=300)
+        ray.get(group.lay_out.remote(layout), timeout=WAIT_S)
         return group
 
     yield find
@@ -157,14 +158,14 @@ def group_of(address: DataPlaneAddress, model: Path) -> Iterator[Callable[[str],
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_five_steps_are_bit_equal_on_both_paths(group_of: Callable[[str], Any], batch: Any, layout: str) -> None:
     group = group_of(layout)
-    before = ray.get(group.weights.remote(), timeout=60)
+    before = ray.get(group.weights.remote(), timeout=WAIT_S)
     found = {}
     for kind in ("plain", "compiled"):
-        ray.get(group.begin.remote(kind), timeout=60)
-        assert all(torch.equal(before[name], tensor) for name, tensor in ray.get(group.weights.remote(), timeout=60).items())
-        history = [ray.get(group.train.remote(batch, objective), timeout=60) for objective in ("sft",) * 5 + ("grpo",) * 5]
+        ray.get(group.begin.remote(kind), timeout=WAIT_S)
+        assert all(torch.equal(before[name], tensor) for name, tensor in ray.get(group.weights.remote(), timeout=WAIT_S).items())
+        history = [ray.get(group.train.remote(batch, objective), timeout=WAIT_S) for objective in ("sft",) * 5 + ("grpo",) * 5]
         assert {metrics["compiled_graph_active"] for metrics in history} == {float(kind == "compiled")}
-        found[kind] = ray.get(group.weights.remote(), timeout=60), [{n: m[n] for n in ("loss", "grad_norm")} for m in history]
+        found[kind] = ray.get(group.weights.remote(), timeout=WAIT_S), [{n: m[n] for n in ("loss", "grad_norm")} for m in history]
     assert found["plain"][1] == found["compiled"][1]
     assert all(torch.equal(found["plain"][0][name], tensor) for name, tensor in found["compiled"][0].items())
     assert not all(torch.equal(before[name], tensor) for name, tensor in found["compiled"][0].items())
@@ -176,15 +177,15 @@ def test_a_hundred_steps_with_checkpoints_and_refits_leave_nothing_open(group_of
 
     def steps(count: int) -> None:
         for number in range(count):
-            ray.get(group.train.remote(batch, "grpo"), timeout=60)
+            ray.get(group.train.remote(batch, "grpo"), timeout=WAIT_S)
             if number % 10 == 0:
-                ray.get(group.save_hf.remote(str(tmp_path / "hf")), timeout=60)
-                ray.get(group.refit.remote(["engine"], UpdateOptions()), timeout=60)
+                ray.get(group.save_hf.remote(str(tmp_path / "hf")), timeout=WAIT_S)
+                ray.get(group.refit.remote(["engine"], UpdateOptions()), timeout=WAIT_S)
 
     steps(20)
-    before = ray.get(group.resources.remote(), timeout=60)
+    before = ray.get(group.resources.remote(), timeout=WAIT_S)
     steps(100)
-    after = ray.get(group.resources.remote(), timeout=60)
+    after = ray.get(group.resources.remote(), timeout=WAIT_S)
     for old, new in zip(before, after, strict=True):
         assert new["resident"] <= old["resident"] * 1.05, (old, new)
         assert new["files"] <= old["files"] * 1.05, (old, new)
@@ -198,7 +199,7 @@ def test_calls_from_several_threads_never_overlap_on_a_worker(group_of: Callable
     calls = [group.train.remote(batch, "grpo") for _ in range(6)] + [group.snapshot_reference.remote() for _ in range(6)]
     for call in calls:
         try:
-            ray.get(call, timeout=120)
+            ray.get(call, timeout=WAIT_S)
         except ray.exceptions.RayTaskError as error:
             pytest.fail(f"{OverlapError.__name__}: {cause(error)}")
 
@@ -206,15 +207,15 @@ def test_calls_from_several_threads_never_overlap_on_a_worker(group_of: Callable
 def test_a_worker_killed_in_a_step_is_named_within_30_s(group_of: Callable[[str], Any], batch: Any) -> None:
     """Last in this module: the group is broken afterwards. The plain path: test_executors.py and e2e/test_actors.py."""
     group = group_of("DP2")
-    ray.get(group.begin.remote("compiled"), timeout=60)
+    ray.get(group.begin.remote("compiled"), timeout=WAIT_S)
     calls = [group.train.remote(batch, "grpo") for _ in range(500)]  # more than it can do before it dies
-    ray.get(calls[0], timeout=60)
+    ray.get(calls[0], timeout=WAIT_S)
     ray.kill(ray.get_actor("policy-worker-1", namespace=NAMESPACE))
     started = time.monotonic()
     with pytest.raises(ray.exceptions.RayTaskError) as caught:
-        ray.get(calls, timeout=60)
+        ray.get(calls, timeout=WAIT_S)
     error = cause(caught.value)
     assert isinstance(error, ActorGoneError | devices.PeerLostError)
     assert "policy-worker-1" in str(error) or "lost contact" in str(error)
     assert time.monotonic() - started < 30
-    ray.get(ray.get_actor("policy-worker-0", namespace=NAMESPACE).ping.remote(), timeout=10)
+    ray.get(ray.get_actor("policy-worker-0", namespace=NAMESPACE).ping.remote(), timeout=WAIT_S)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from actors.policy import device as devices
+from tests.patience import WAIT_S
 
 SHIM = """
 import threading, torch
@@ -37,7 +38,7 @@ with devices.runtime(torch.device("cpu")):
 
 
 def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=WAIT_S)
 
 
 def test_the_shim_belongs_to_the_block_and_to_every_thread() -> None:

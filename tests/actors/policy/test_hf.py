@@ -11,6 +11,7 @@ import pytest
 from actors.policy.hf import check_model_dir, head_dim, parameter_count, rope_scaling_factor, weight_files
 from configs.base import ConfigError
 from tests.actors.policy import tiny
+from tests.patience import WAIT_S
 
 
 @pytest.fixture
@@ -75,4 +76,4 @@ def test_the_index_decides_which_files_are_the_weights(tmp_path: Path) -> None:
 
 def test_checking_imports_no_megatron() -> None:
     script = "import sys, actors.policy.hf; sys.exit('megatron' in sys.modules)"
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=WAIT_S)

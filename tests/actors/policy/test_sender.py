@@ -18,10 +18,11 @@ from actors.generation.weights import Manifest
 from actors.policy.sender import Sender
 from actors.waiting import ActorGoneError, ActorTimeoutError
 from tests.actors.generation.test_transfer import MANIFEST, engine
+from tests.patience import WAIT_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_session")]
 NAMESPACE = "test-sender"
-TIMEOUT_S = 3.0
+TIMEOUT_S = 60.0
 
 
 class StandInEngine(EngineActor):
@@ -34,7 +35,7 @@ class StandInEngine(EngineActor):
             self._loads.load = self._sleep  # type: ignore[method-assign]
 
     def _sleep(self, *_: Any) -> float:
-        time.sleep(60)
+        time.sleep(2 * WAIT_S)
         return 0.0
 
     def loaded(self) -> list[dict[str, Any]]:
@@ -73,12 +74,14 @@ class Parts:
             self.handles[f"engine-{index}"] = engine_actor_class(StandInEngine).options(**options).remote(one)
         return list(self.handles)
 
-    def sender(self, engines: list[str], does: str = "", manifest: Manifest = MANIFEST, recover: bool = False) -> Sender:
+    def sender(
+        self, engines: list[str], does: str = "", manifest: Manifest = MANIFEST, recover: bool = False, timeout_s: float = TIMEOUT_S
+    ) -> Sender:
         worker = ray.remote(num_cpus=0)(StandInWorker).remote(manifest, does)
         self.handles["policy-worker-0"] = worker
-        ray.get([handle.__ray_ready__.remote() for handle in self.handles.values()], timeout=60)
-        pool = EnginePool(NAMESPACE, engines, timeout_s=TIMEOUT_S, recover=recover)
-        return Sender(RefitPlan("ipc"), {"policy-worker-0": worker}, pool, TIMEOUT_S)
+        ray.get([handle.__ray_ready__.remote() for handle in self.handles.values()], timeout=WAIT_S)
+        pool = EnginePool(NAMESPACE, engines, timeout_s=timeout_s, recover=recover)
+        return Sender(RefitPlan("ipc"), {"policy-worker-0": worker}, pool, timeout_s)
 
 
 @pytest.fixture
@@ -96,7 +99,7 @@ def test_every_engine_loads_every_piece_once(parts: Parts) -> None:
         taken = sender.send(version, UpdateOptions())
         assert taken == dict.fromkeys(engines, WeightUpdate(MANIFEST.bytes, 0.25))
     for name in engines:
-        assert ray.get(parts.handles[name].loaded.remote(), timeout=10) == [{"names": ["a"]}, {"names": ["b", "c"]}] * 2
+        assert ray.get(parts.handles[name].loaded.remote(), timeout=WAIT_S) == [{"names": ["a"]}, {"names": ["b", "c"]}] * 2
 
 
 def test_an_engine_that_refuses_says_why(parts: Parts) -> None:
@@ -119,13 +122,13 @@ def test_a_policy_worker_that_dies_is_named(parts: Parts) -> None:
 
 def test_a_stuck_engine_is_named_with_what_it_does(parts: Parts) -> None:
     with pytest.raises(ActorTimeoutError, match=r"engine-0.*waiting for running requests to end"):
-        parts.sender(parts.engines(True)).send(1, UpdateOptions())
+        parts.sender(parts.engines(True), timeout_s=3.0).send(1, UpdateOptions())
 
 
 def test_others_get_their_weights_when_an_engine_is_dead(parts: Parts) -> None:
     engines = parts.engines(False, False)
     sender = parts.sender(engines, recover=True)
-    ray.get(parts.handles["engine-0"].health.remote(), timeout=10)
+    ray.get(parts.handles["engine-0"].health.remote(), timeout=WAIT_S)
     ray.kill(parts.handles["engine-0"])
     time.sleep(0.5)
     assert set(sender.send(1, UpdateOptions(recover=True))) == {"engine-1"}

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.patience import WAIT_S
+
 SCRIPT = """
 import sys, torch
 from actors.policy.logprob import VocabShard, fused_vocab_logprobs, vocab_logprobs
@@ -60,5 +62,5 @@ def test_the_kernels_equal_the_plain_path_over_a_split_vocabulary(tmp_path: Path
         for rank in range(2)
     ]  # fmt: skip
     for rank in ranks:
-        output, _ = rank.communicate(timeout=120)
+        output, _ = rank.communicate(timeout=WAIT_S)
         assert rank.returncode == 0, output

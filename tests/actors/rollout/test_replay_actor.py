@@ -21,6 +21,7 @@ from actors.rollout.replay_actor import Places, ReplayActor, ReplayClosedError, 
 from actors.rollout.staleness import Refusal
 from actors.waiting import ActorGoneError, look_for, wait
 from configs.staleness import AsyncConfig
+from tests.patience import WAIT_S
 
 ROWS = 2
 SOON = 30.0  # seconds that no test comes near
@@ -315,18 +316,18 @@ def test_killing_the_collector_ends_the_trainers_wait(ray_session: None) -> None
     )
     try:
         for handle in (collector, replay):
-            wait(handle.ready.remote(), who="actor", what="start", timeout_s=120)
-        (given,) = wait(replay.reserve.remote(["a"], ROWS, 1.0), who="replay", what="reserve", timeout_s=60).given
+            wait(handle.ready.remote(), who="actor", what="start", timeout_s=WAIT_S)
+        (given,) = wait(replay.reserve.remote(["a"], ROWS, 1.0), who="replay", what="reserve", timeout_s=WAIT_S).given
         meta = KVBatchMeta(partition_id="train", keys=given.keys, sequence_lengths=(3, 3))
         waiting = replay.claim.remote(2, 300.0)
-        assert wait(replay.commit.remote([Stored("a", meta, 0, 0)]), who="replay", what="commit", timeout_s=60) == (True,)
-        assert wait(replay.metrics.remote(), who="replay", what="metrics", timeout_s=60)["replay/committed"] == 1
+        assert wait(replay.commit.remote([Stored("a", meta, 0, 0)]), who="replay", what="commit", timeout_s=WAIT_S) == (True,)
+        assert wait(replay.metrics.remote(), who="replay", what="metrics", timeout_s=WAIT_S)["replay/committed"] == 1
         ray.kill(collector)
         with pytest.raises(
             ReplayStalledError, match=r"the collector is gone .*'collector' is not in Ray namespace 'test-replay'.*1 of 2 groups"
         ):
-            wait(waiting, who="replay", what="claim", timeout_s=60)
-        reply = wait(replay.claim.remote(1, 1.0), who="replay", what="claim", timeout_s=60)
+            wait(waiting, who="replay", what="claim", timeout_s=WAIT_S)
+        reply = wait(replay.claim.remote(1, 1.0), who="replay", what="claim", timeout_s=WAIT_S)
         assert reply.claim.uids == ("a",)
     finally:
         for handle in (collector, replay):

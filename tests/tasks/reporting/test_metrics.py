@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tasks.reporting.metrics import MetricsWriter, by_step, read, series
 from tasks.reporting.run_dir import RunDirectory
+from tests.patience import WAIT_S
 from tests.tasks.reporting.runs import step_metrics
 
 
@@ -90,5 +91,5 @@ def test_by_step_joins_the_lines_of_a_step() -> None:
 def test_reporting_needs_neither_torch_nor_ray_nor_prefect() -> None:
     modules = ", ".join(f"tasks.reporting.{name}" for name in ("html", "metrics", "plots", "run_dir", "samples", "summary", "terminal"))
     code = f"import sys, {modules}; print([name for name in ('torch', 'ray', 'prefect', 'vllm', 'actors') if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT_S, check=True)
     assert done.stdout.strip() == "[]"
