@@ -59,7 +59,7 @@ class Deployed:
         values = settings.child_environment(PREFECT_HOME=str(self.home / "prefect"), PYTHONPATH=str(ROOT), **extra)
         return {name: value for name, value in values.items() if name not in {"PREFECT_API_URL", "RAY_ADDRESS", "PREFECT_UI_API_URL"}}
 
-    def command(self, *arguments: str, timeout_s: float = 540) -> subprocess.CompletedProcess[str]:
+    def command(self, *arguments: str, timeout_s: float = 2 * WAIT_S) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", *arguments],
             cwd=self.home,
@@ -71,7 +71,7 @@ class Deployed:
         )
 
     def up(self, *arguments: str) -> str:
-        done = self.command("flows.up", "--home", str(self.home), *arguments, timeout_s=540)
+        done = self.command("flows.up", "--home", str(self.home), *arguments)
         assert done.returncode == 0, done.stdout
         return done.stdout
 

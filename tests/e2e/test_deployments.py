@@ -163,7 +163,12 @@ def begin_training(deployed: Deployed, begun: Callable[[Path], object]) -> tuple
         assert deployed.state(run)[0] in {"SCHEDULED", "PENDING", "RUNNING"}, deployed.state(run)
         return begun(output)
 
-    await_true("the run's begin", check, WAIT_S)
+    try:
+        await_true("the run's begin", check, WAIT_S)
+    except AssertionError:
+        with deployed.client() as client:
+            client.set_flow_run_state(run.id, Cancelling())  # else it would take the other tests' time
+        raise
     return run, deployed.actor_processes()
 
 
