@@ -274,7 +274,7 @@ def test_a_server_that_is_away_does_not_end_the_run(server: str, tmp_path: Path,
     assert said[1].startswith("2 writes of artifacts failed")
 
 
-def until[T](read: Callable[[], T], good: Callable[[T], bool], timeout_s: float = 60.0) -> T:
+def until[T](read: Callable[[], T], good: Callable[[T], bool], timeout_s: float = WAIT_S) -> T:
     """The first value that is good."""
     deadline = time.monotonic() + timeout_s
     while not good(value := read()):

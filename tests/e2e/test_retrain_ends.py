@@ -169,7 +169,7 @@ def answering(bench: Bench, ask: Callable[[], State[Any]], **answer: Any) -> Sta
 def test_a_person_has_the_last_word(bench: Bench) -> None:
     bench.arrive("monday.jsonl", "a")
     bench.accuracies = (0.5, 0.9)
-    required = ["approval.required=true", "approval.timeout_s=120"]
+    required = ["approval.required=true", "approval.timeout_s=600"]
     declined = answering(bench, lambda: bench.night(*required), approve=False, note="too curt")
     assert end(declined) == "Kept"
     assert str(declined.message).endswith("declined by a person: too curt")

@@ -29,6 +29,7 @@ from tasks.reporting.summary import Summary
 from tasks.retraining.lease import Lease
 from tasks.retraining.registry import Promotion, Registry
 from tests.e2e.conftest import SHORT
+from tests.patience import WAIT_S
 
 pytestmark = pytest.mark.slow
 
@@ -183,7 +184,7 @@ def asks(timeout_s: int) -> dict[str, Any] | None:
 
 def paused(wanted: Callable[[FlowRun], bool]) -> FlowRun:
     """The wanted flow run, once it waits for an answer."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + WAIT_S
     with get_client(sync_client=True) as client:
         while True:
             runs = [run for run in client.read_flow_runs() if wanted(run) and run.state and run.state.is_paused()]
@@ -209,8 +210,8 @@ def test_a_person_answers_the_form(server: str, approve: bool) -> None:
 
     thread = threading.Thread(target=contextvars.copy_context().run, args=(answer,))  # the server's address is in the context
     thread.start()
-    assert asks.with_options(flow_run_name=name)(30) == {"approve": approve, "note": "looks right"}
-    thread.join(30)
+    assert asks.with_options(flow_run_name=name)(600) == {"approve": approve, "note": "looks right"}
+    thread.join(WAIT_S)
     assert "Promote it?" in seen[0]
 
 
