@@ -46,7 +46,7 @@ $(INSTALLED): $(REQUIREMENTS) pyproject.toml
 		{ echo "error: .venv was made for $${1#.venv/.installed-}: remove it first (rm -rf .venv)"; exit 1; }
 	@test -x $(PY) || python3.12 -m venv .venv || { echo "error: Python 3.12 with venv is needed (python3.12 was not found or has no venv)"; exit 1; }
 	@test -x .venv/bin/uv || $(PY) -m pip install --quiet uv==0.13.8
-	@echo "installing $(REQUIREMENTS) into .venv (about 6.5 GB unpacked; once)"
+	@echo "installing $(REQUIREMENTS) into .venv (about 7 GB unpacked; once)"
 	@.venv/bin/uv pip install --quiet --python $(PY) --require-hashes --compile-bytecode -r $(REQUIREMENTS)
 	@.venv/bin/uv pip install --quiet --python $(PY) --no-deps --editable .
 	@touch $@

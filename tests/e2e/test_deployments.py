@@ -36,7 +36,7 @@ from tests.patience import WAIT_S
 
 pytestmark = pytest.mark.slow
 
-RELEASE_S = 60  # what an ended run held is free within this (docs/architecture.md)
+RELEASE_S = 60  # what an ended run held is free within this: the promise of docs/deployment.md
 STAGES = ("claim", "ref-logprob", "advantage", "train", "refit", "clear")
 _SMALL = [
     "model.hidden_size=64",
