@@ -22,7 +22,8 @@ so that the machine's drift is seen.
   trainer      fraction of the time in which the policy worker had nothing to do.
   generator    fraction in which no engine had a request; the standstill of an update counts.
 
-`value` is tokens/s in flight over tokens/s of the sync phases (their mean); with both cores busy all the time it would be 2.
+`value` is tokens/s in flight over tokens/s of the sync phases (their mean); with both cores busy all the time it would be 2. It is
+null when the machine's speed changed meanwhile: generation and training no longer cost the same, or the two sync phases differ (`drift`).
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ NAMESPACE = "benchmark-async"
 GENERATION = (names.COLLECTOR, names.ENVIRONMENT, names.REPLAY)  # beside the engine
 TRAINING = (names.POLICY, "policy-worker-0")
 AGE = 4  # the longest responses outlast two updates
+DRIFT = 1.25  # steps differ by a tenth, since the lengths of their responses do
 OVERRIDES = [
     "name=async-overlap", "model.hidden_size=256", "model.intermediate_size=768", "rollout.prompts_per_step=8",
     "rollout.responses_per_prompt=4", "rollout.temperature=1.0", "policy.updates_per_step=1", "policy.optimizer.decay_steps=1000000",
@@ -209,7 +211,9 @@ def main() -> None:
         bench.filler = 1.0
         _, again, filled = bench.sync(options.seconds)
         generation = (generation + again) / 2  # lengths, and with them seconds, differ from step to step
-        bench.filler = max(0.0, (generation - training) / max(filled - training, 1e-3))
+        if filled <= 1.05 * training:
+            raise SystemExit("one more pass over the batch took no time: this machine is too busy to balance generation and training")
+        bench.filler = max(0.0, (generation - training) / (filled - training))
         print(f"a step: generation {generation:.2f} s, training {training:.2f} s, one more pass {filled - training:.2f} s")
         phases: dict[str, Phase] = {}
         first, generation, training = bench.sync(options.seconds)
@@ -225,16 +229,16 @@ def main() -> None:
     phases = {"sync": first, **phases, "sync_again": last}
     rates = {name: phase.tokens / phase.seconds for name, phase in phases.items()}
     base = (rates["sync"] + rates["sync_again"]) / 2
+    drift = max(max(pair) / min(pair) for pair in ((generation, training), (rates["sync"], rates["sync_again"])))
+    if drift > DRIFT:
+        print(f"no value: the machine's speed changed {drift:.2f} times during this run; once more when it is quiet")
     detail = {
         **{name: phase.detail() for name, phase in phases.items()},
         "generation_s": round(generation, 3), "training_s": round(training, 3), "waiting_to_sync": round(rates["waiting"] / base, 3),
-        "max_trajectory_age_steps": AGE, "longest": options.longest,
+        "drift": round(drift, 3), "max_trajectory_age_steps": AGE, "longest": options.longest,
     }  # fmt: skip
-    print(
-        json.dumps(
-            {"name": "async_overlap", "value": round(rates["in_flight"] / base, 3), "unit": "tokens/s in flight / sync", "detail": detail}
-        )
-    )
+    value = round(rates["in_flight"] / base, 3) if drift <= DRIFT else None
+    print(json.dumps({"name": "async_overlap", "value": value, "unit": "tokens/s in flight / sync", "detail": detail}))
 
 
 if __name__ == "__main__":
