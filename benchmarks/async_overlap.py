@@ -230,14 +230,14 @@ def main() -> None:
     rates = {name: phase.tokens / phase.seconds for name, phase in phases.items()}
     base = (rates["sync"] + rates["sync_again"]) / 2
     drift = max(max(pair) / min(pair) for pair in ((generation, training), (rates["sync"], rates["sync_again"])))
-    if drift > DRIFT:
+    value = round(rates["in_flight"] / base, 3) if drift <= DRIFT else None
+    if value is None:
         print(f"no value: the machine's speed changed {drift:.2f} times during this run; once more when it is quiet")
     detail = {
         **{name: phase.detail() for name, phase in phases.items()},
         "generation_s": round(generation, 3), "training_s": round(training, 3), "waiting_to_sync": round(rates["waiting"] / base, 3),
         "drift": round(drift, 3), "max_trajectory_age_steps": AGE, "longest": options.longest,
     }  # fmt: skip
-    value = round(rates["in_flight"] / base, 3) if drift <= DRIFT else None
     print(json.dumps({"name": "async_overlap", "value": value, "unit": "tokens/s in flight / sync", "detail": detail}))
 
 

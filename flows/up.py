@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,9 +41,8 @@ POOL = "grpo"
 SERVER, RAY, WORKER = "server", "ray", "worker"
 _RAY_PORT = 6379
 _LEAST_CPUS = 4  # logical CPUs of the cluster: what one run on the smallest machine asks for, and one more
-_START_TIMEOUT_S = 300.0
 _RAY_ATTEMPTS = 3
-_RAY_GAVE_UP = "timed out during startup"  # ray/_private/node.py: not an option there
+_RAY_GAVE_UP = "timed out during startup"  # after 30 s, says ray/_private/node.py; no option changes that
 _DEPLOY_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 20.0
 _CANCEL_TIMEOUT_S = 60.0
@@ -130,9 +130,7 @@ class Up:
     def _await_server(self) -> None:
         if SERVER in self._record.parts:
             part = self._record.parts[SERVER]
-            self._record.await_true(
-                SERVER, "to answer", lambda: server.healthy(self.api_url) and server.listens(part.pid, part.address), _START_TIMEOUT_S
-            )
+            self._await(SERVER, "to answer", lambda: server.healthy(self.api_url) and server.listens(part.pid, part.address))
 
     def _start_ray(self) -> None:
         part, configured = self._record.parts.get(RAY), settings.ray_address()
@@ -146,16 +144,11 @@ class Up:
         """A part that Ray gave up on is started again: Ray waits 30 s for its own processes, which a machine at its limits can miss."""
         if RAY not in self._record.parts:
             return
-        log = self._record.log(RAY)
-
-        def started() -> bool:
-            return "Ray runtime started" in log.read_text(errors="replace")
-
-        for attempts_left in reversed(range(_RAY_ATTEMPTS)):
+        for attempt in range(1, _RAY_ATTEMPTS + 1):
             try:
-                return self._record.await_true(RAY, "to start", started, _START_TIMEOUT_S)
+                return self._await(RAY, "to start", lambda: self._said(RAY, "Ray runtime started"))
             except ConfigError:
-                if not attempts_left or _RAY_GAVE_UP not in log.read_text(errors="replace"):
+                if attempt == _RAY_ATTEMPTS or not self._said(RAY, _RAY_GAVE_UP):
                     raise
                 print("ray: its processes took longer to start than Ray waits for them; starting it again")
                 self._start_ray()
@@ -186,8 +179,13 @@ class Up:
         return [run for run in found if SERVER in self._record.parts or run.infrastructure_pid in pids]
 
     def _await_worker(self) -> None:
-        log = self._record.log(WORKER)
-        self._record.await_true(WORKER, "to start", lambda: "started!" in log.read_text(errors="replace"), _START_TIMEOUT_S)
+        self._await(WORKER, "to start", lambda: self._said(WORKER, "started!"))
+
+    def _await(self, name: str, what: str, check: Callable[[], bool]) -> None:
+        self._record.await_true(name, what, check, server.START_TIMEOUT_S)
+
+    def _said(self, name: str, words: str) -> bool:
+        return words in self._record.log(name).read_text(errors="replace")
 
     def _start(self, name: str, address: str, command: list[str], environment: dict[str, str]) -> None:
         print(f"{name}: starting for {address}" if name == WORKER else f"{name}: starting at {address}")

@@ -17,6 +17,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
 from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Cancelling
 
 from configs import settings
 from flows.parts import Record, look
@@ -85,6 +86,11 @@ class Deployed:
         with self.client() as client:
             found = client.read_deployment_by_name(deployment)
             return client.create_flow_run_from_deployment(found.id, parameters=parameters)
+
+    def cancel(self, run: FlowRun) -> None:
+        """As the button in the UI does."""
+        with self.client() as client:
+            client.set_flow_run_state(run.id, Cancelling())
 
     def runs(self, deployment: str) -> list[FlowRun]:
         """Of the deployment."""

@@ -24,7 +24,6 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.flows import Flow
-from prefect.states import Cancelling
 
 from flows.grpo import grpo
 from flows.sft import sft
@@ -167,8 +166,7 @@ def begin_training(deployed: Deployed, begun: Callable[[Path], object]) -> tuple
     try:
         await_true("the run's begin", check, WAIT_S)
     except AssertionError:
-        with deployed.client() as client:
-            client.set_flow_run_state(run.id, Cancelling())  # else it would take the other tests' time
+        deployed.cancel(run)  # else it would take the other tests' time
         raise
     return run, deployed.actor_processes()
 
@@ -181,8 +179,7 @@ def test_cancelling_ends_the_actors_and_nothing_else(deployed: Deployed) -> None
     assert {"ray::PolicyGroup", "ray::PolicyWorkerActor"} <= {title.partition(".")[0] for title in during}
     assert {"policy", "policy-worker-0", "collector"} <= set(deployed.actors())
     pid = deployed.pid(run)
-    with deployed.client() as client:
-        client.set_flow_run_state(run.id, Cancelling())
+    deployed.cancel(run)
     await_true("the flow's end", lambda: gone(pid), RELEASE_S)
     await_true("the actors' end", lambda: not deployed.actor_processes(), RELEASE_S)
     await_true("Cancelled", lambda: deployed.state(run)[0] == "CANCELLED", RELEASE_S)

@@ -274,9 +274,9 @@ def test_a_server_that_is_away_does_not_end_the_run(server: str, tmp_path: Path,
     assert said[1].startswith("2 writes of artifacts failed")
 
 
-def until[T](read: Callable[[], T], good: Callable[[T], bool], timeout_s: float = WAIT_S) -> T:
+def until[T](read: Callable[[], T], good: Callable[[T], bool]) -> T:
     """The first value that is good."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + WAIT_S
     while not good(value := read()):
         assert time.monotonic() < deadline, value
         time.sleep(0.3)

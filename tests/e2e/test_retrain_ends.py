@@ -26,6 +26,7 @@ from tasks.retraining.lease import Lease
 from tasks.retraining.prompts import write
 from tasks.retraining.registry import Registry
 from tests.e2e.test_retrain_flow import paused
+from tests.patience import WAIT_S
 from tests.tasks.retraining.test_registry import attempt
 
 pytestmark = pytest.mark.slow
@@ -169,7 +170,7 @@ def answering(bench: Bench, ask: Callable[[], State[Any]], **answer: Any) -> Sta
 def test_a_person_has_the_last_word(bench: Bench) -> None:
     bench.arrive("monday.jsonl", "a")
     bench.accuracies = (0.5, 0.9)
-    required = ["approval.required=true", "approval.timeout_s=600"]
+    required = ["approval.required=true", f"approval.timeout_s={WAIT_S:.0f}"]
     declined = answering(bench, lambda: bench.night(*required), approve=False, note="too curt")
     assert end(declined) == "Kept"
     assert str(declined.message).endswith("declined by a person: too curt")

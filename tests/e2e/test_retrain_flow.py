@@ -210,7 +210,7 @@ def test_a_person_answers_the_form(server: str, approve: bool) -> None:
 
     thread = threading.Thread(target=contextvars.copy_context().run, args=(answer,))  # the server's address is in the context
     thread.start()
-    assert asks.with_options(flow_run_name=name)(600) == {"approve": approve, "note": "looks right"}
+    assert asks.with_options(flow_run_name=name)(int(WAIT_S)) == {"approve": approve, "note": "looks right"}
     thread.join(WAIT_S)
     assert "Promote it?" in seen[0]
 

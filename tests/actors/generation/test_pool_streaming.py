@@ -17,7 +17,7 @@ from actors.generation.pool import EnginePool
 from actors.generation.routing import NoEngineError
 from actors.generation.types import EngineDiedError, GenerationRequest, GenerationResult, RequestError
 from configs.rollout import GenerationConfig
-from tests.actors.generation.conftest import EOS, NAMESPACE, PROMPTS, RunningEngine, build_model, request, weights_of
+from tests.actors.generation.conftest import EOS, KINDS, NAMESPACE, PROMPTS, RunningEngine, build_model, request, weights_of
 from tests.patience import WAIT_S
 
 
@@ -81,8 +81,6 @@ def test_an_id_may_be_used_again_after_an_abort(engine: RunningEngine) -> None:
 @pytest.fixture
 def second(engine: RunningEngine, tmp_path: Path) -> Iterator[tuple[str, int]]:
     """An engine beside the session's, with its process id."""
-    if engine.executor != "in_process" or engine.name != "engine-qwen3-in_process":
-        pytest.skip("one pair of engines is enough")
     build_model("qwen3", True, 0).save_pretrained(tmp_path)
     config = GenerationConfig(kv_cache_gib=0.125, max_num_seqs=8)
     handle: Any = engine_actor_class().options(name="engine-second", namespace=NAMESPACE, num_cpus=1).remote(config, str(tmp_path), 0, EOS)
@@ -91,6 +89,7 @@ def second(engine: RunningEngine, tmp_path: Path) -> Iterator[tuple[str, int]]:
     ray.kill(handle)
 
 
+@pytest.mark.parametrize("engine", KINDS[:1], indirect=True)  # one pair of engines is enough
 def test_a_killed_engine_s_requests_start_again_at_the_living_one(engine: RunningEngine, second: tuple[str, int]) -> None:
     name, pid = second
     pool, requests = EnginePool(NAMESPACE, [engine.name, name], timeout_s=60, recover=True), many(200)

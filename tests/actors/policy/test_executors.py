@@ -135,7 +135,7 @@ def test_a_death_in_a_call_is_named_and_the_others_live(make: Any, replicas: int
     started = time.monotonic()
     with pytest.raises(ActorGoneError, match=f"worker-{replicas - 1}-{ranks - 1} died"):
         run(owner, *[Request("die", (1,))] * replicas)
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < 30
     assert ray.get(layout[0]["worker-0-0"].ping.remote(), timeout=WAIT_S) > 0
     with pytest.raises(ActorGoneError):
         run(owner, *[Request("add", (1,))] * replicas)
