@@ -6,7 +6,7 @@ AsyncGrpoStep  claim   ─► ..............................................    
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prefect.utilities.annotations import quote
 
@@ -14,6 +14,7 @@ from actors.data_plane.meta import KVBatchMeta
 from flows.step import Step
 from tasks import events
 from tasks.advantage import advantage
+from tasks.call import submit_and_send
 from tasks.logprob import logprob, ref_logprob
 from tasks.refit import refit
 from tasks.replay import claim, set_version, settle
@@ -34,26 +35,18 @@ class GrpoStep(Step):
     def rollout(self) -> KVBatchMeta:
         """Sample responses, score them, store them."""
         timeout_s = self._config.generation.timeout_s
-        result = self._first("rollout", rollout.submit(self._run.namespace, self.number, self._run.weight_version, timeout_s))
+        result = self._first("rollout", rollout, self._run.namespace, self.number, self._run.weight_version, timeout_s)
         self._written = result.meta
         self._run.show_samples(self.number, "train", result.samples)
         return result.meta
 
     def logprob(self, batch: KVBatchMeta) -> KVBatchMeta:
-        """The policy's own log-probabilities of the samples (the `old` of the ratio); `train` waits for them."""
-        policy = self._config.policy
-        self._before_train["logprob"] = logprob.submit(
-            self._run.namespace, self.number, quote(batch), policy.timeout_s, policy.why_no_logprob()
-        )
-        return batch if policy.why_no_logprob() else batch.with_fields("policy_logprobs")
+        """The policy's own log-probabilities of the samples (the `old` of the ratio); `train` comes after them."""
+        return self._log_probabilities("logprob", logprob, batch, "policy_logprobs", self._config.policy.why_no_logprob())
 
     def ref_logprob(self, batch: KVBatchMeta) -> KVBatchMeta:
-        """The reference's log-probabilities, for the KL term; `train` waits for them."""
-        policy = self._config.policy
-        self._before_train["ref_logprob"] = ref_logprob.submit(
-            self._run.namespace, self.number, quote(batch), policy.timeout_s, policy.why_no_ref_logprob()
-        )
-        return batch if policy.why_no_ref_logprob() else batch.with_fields("reference_logprobs")
+        """The reference's log-probabilities, for the KL term; `train` comes after them."""
+        return self._log_probabilities("ref_logprob", ref_logprob, batch, "reference_logprobs", self._config.policy.why_no_ref_logprob())
 
     def advantage(self, batch: KVBatchMeta) -> KVBatchMeta:
         """Rewards against their group's mean; returns the rows to train on."""
@@ -74,16 +67,22 @@ class GrpoStep(Step):
     def refit(self) -> None:
         """The new weights into the engines, when training is done."""
         run, timeout_s = self._run, self._config.policy.timeout_s
-        assert self._training is not None
-        refitting = refit.submit(
-            run.namespace, str(self.number), run.actors.engines, run.weight_updates, timeout_s, wait_for=[self._training]
-        )
+        refitting = refit.submit(run.namespace, str(self.number), run.actors.engines, run.weight_updates, timeout_s, self._turn("refit"))
         self.wait_for_training()
         with self._timed("refit"):
             result = refitting.result()
         run.weight_version = int(result["weight_version"])
         self.metrics |= {"refit_bytes": result["bytes"], "refit_pause_s": result["pause_s"]}
         events.refit_completed(self.number, result)
+
+    def _log_probabilities(self, stage: str, task: Any, batch: KVBatchMeta, column: str, why_not: str | None) -> KVBatchMeta:
+        arguments = self._run.namespace, self.number, quote(batch), self._config.policy.timeout_s, why_not
+        if why_not:
+            self._before_train[stage] = task.submit(*arguments)
+            return batch
+        self._before_train[stage] = submit_and_send(task, *arguments)
+        self._sent += (stage,)
+        return batch.with_fields(column)
 
 
 class AsyncGrpoStep(GrpoStep):
@@ -97,7 +96,7 @@ class AsyncGrpoStep(GrpoStep):
         """Take groups that are young enough, waiting for them."""
         config = self._config
         groups, rules = config.rollout.prompts_per_step, config.asynchronous
-        result = self._first("claim", claim.submit(self._run.namespace, self.number, groups, rules, config.rollout.dynamic_sampling))
+        result = self._first("claim", claim, self._run.namespace, self.number, groups, rules, config.rollout.dynamic_sampling)
         self._uids = result.uids
         self.metrics |= result.metrics | {"idle/trainer_s": self.metrics["time/claim"]}
         self._run.show_samples(self.number, "train", result.samples)

@@ -164,10 +164,11 @@ class Session[C: BaseConfig](ABC):
             yield step
             step.wait_for_training()
         except BaseException:
-            try:
-                step.clear()
-            except Exception:  # noqa: BLE001  (the stage's own error is the one to raise)
-                get_run_logger().warning("step %d: its keys could not be cleared", step.number, exc_info=True)
+            for what, clean_up in (("its stages could not be withdrawn", step.withdraw), ("its keys could not be cleared", step.clear)):
+                try:
+                    clean_up()
+                except Exception:  # noqa: BLE001  (the stage's own error is the one to raise)
+                    get_run_logger().warning("step %d: %s", step.number, what, exc_info=True)
             raise
         self._unfinished = step, time.monotonic() - started
 

@@ -2,8 +2,10 @@
 
 A task run costs some milliseconds before and after its work. They hide behind what goes on beside it:
 
-    rollout ─┬► logprob ─► ref_logprob ─┬► train ─┬► refit ─┬► rollout            (the policy group takes its calls one by one)
+    rollout ─┬► logprob ─► ref_logprob ─┬► train ─┬► refit ─┬► rollout
              └► advantage ──────────────┘         └► clear ─┴► metrics written    (of this step, beside the next one's rollout)
+
+From advantage on all stages are with the policy group, which begins each one when those before it have ended well.
 """
 
 from __future__ import annotations
@@ -12,13 +14,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from prefect import Task
 from prefect.futures import PrefectFuture
 from prefect.utilities.annotations import quote
 
 from actors.data_plane.meta import KVBatchMeta
+from actors.policy.turns import Turn
+from tasks.call import submit_and_send
 from tasks.clear import clear
 from tasks.data_plane import data_plane_metrics
-from tasks.train import train
+from tasks.train import train, withdraw
 
 if TYPE_CHECKING:
     from flows.session import Session
@@ -33,6 +38,7 @@ class Step:
     def __init__(self, run: Session[Any], number: int) -> None:
         self._run, self.number = run, number
         self._written: KVBatchMeta | None = None
+        self._sent: tuple[str, ...] = ()  # stages that are with the policy group, or were
         self._before_train: dict[str, PrefectFuture[Any]] = {}
         self._training: PrefectFuture[dict[str, float]] | None = None
         self._clearing: PrefectFuture[dict[str, float]] | None = None
@@ -41,8 +47,8 @@ class Step:
 
     def train(self, batch: KVBatchMeta) -> None:
         """Optimizer steps on the batch, when the stages before it are done."""
-        timeout_s, before = self._run.config.policy.timeout_s, list(self._before_train.values())
-        self._training = train.submit(self._run.namespace, self.number, quote(batch), self._run.flow, timeout_s, wait_for=before)
+        timeout_s = self._run.config.policy.timeout_s
+        self._training = train.submit(self._run.namespace, self.number, quote(batch), self._run.flow, timeout_s, self._turn("train"))
 
     def wait_for_training(self) -> None:
         """What training reported; the step's samples are cleared beside what the step still does."""
@@ -58,6 +64,11 @@ class Step:
         self._trained = True
         self._begin_clear()
 
+    def withdraw(self) -> None:
+        """What was sent ahead does not begin any more."""
+        if self._sent:
+            withdraw(self._run.namespace, self.number)
+
     def clear(self) -> None:
         """This step's keys have left the data plane when this returns."""
         self._begin_clear()
@@ -70,14 +81,21 @@ class Step:
             return self._clearing.result()
         return data_plane_metrics(self._run.namespace, self._run.config.data_plane.timeout_s)
 
+    def _turn(self, stage: str) -> Turn:
+        """The stage's turn is when those that were sent before it are done."""
+        turn = Turn(self.number, stage, self._sent)
+        self._sent += (stage,)
+        return turn
+
     def _begin_clear(self) -> None:
         if self._clearing is None and self._written is not None:
             timeout_s = self._run.config.data_plane.timeout_s
             self._clearing = clear.submit(self._run.namespace, self.number, quote(self._written), timeout_s)
 
-    def _first[R](self, stage: str, future: PrefectFuture[R]) -> R:
+    def _first[**P, R](self, stage: str, task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """The result of the step's first stage; what is left of the step before is done meanwhile."""
         with self._timed(stage):
+            future = submit_and_send(task, *args, **kwargs)
             self._run.finish_last_step()
             return future.result()
 

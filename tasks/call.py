@@ -18,14 +18,20 @@ Which stages run again after a failure of the infrastructure (`transient`):
 
 from __future__ import annotations
 
+import threading
+from contextvars import ContextVar
 from typing import Any
 
 from prefect import Task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas import State, TaskRun
+from prefect.futures import PrefectFuture
+from prefect.states import Cancelled
 
+from actors import names
 from actors.data_plane.interface import DataPlaneGoneError
 from actors.generation.types import GenerationTimeoutError
+from actors.policy.turns import Turn, WithdrawnError
 from actors.waiting import ActorTimeoutError, find, wait
 
 # A stage is neither cached nor persisted: its effect lies in the actors and the data plane, not in its small result.
@@ -45,11 +51,53 @@ def transient(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
 RETRIED: dict[str, Any] = {**STAGE, "retries": 2, "retry_delay_seconds": [1, 5], "retry_condition_fn": transient}
 
 
+# Set when the task run that was submitted with it has sent its first call.
+_sent: ContextVar[threading.Event | None] = ContextVar("_sent", default=None)
+_HEAD_START_S = 0.5
+
+
+def submit_and_send[**P, R](task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> PrefectFuture[R]:
+    """Submit a task, and return when its call has left this process.
+
+    Python runs one thread at a time: whatever the caller went on with would hold up the stage that the actors wait for.
+    """
+    sent = threading.Event()
+    token = _sent.set(sent)  # the task's thread runs in a copy of this context
+    try:
+        future: PrefectFuture[R] = task.submit(*args, **kwargs)
+    finally:
+        _sent.reset(token)
+    future.add_done_callback(lambda _: sent.set())  # it may call nobody
+    sent.wait(_HEAD_START_S)
+    return future
+
+
 def call(namespace: str, actor: str, method: str, *arguments: Any, timeout_s: float) -> Any:
     """Call a method of a named actor and wait for its value.
 
     Raises:
         ActorGoneError, ActorTimeoutError: the actor is lost or silent; the message names it and the method.
     """
-    handle = find(actor, namespace)
-    return wait(getattr(handle, method).remote(*arguments), who=actor, what=method, timeout_s=timeout_s)
+    ref = getattr(find(actor, namespace), method).remote(*arguments)
+    if sent := _sent.get():
+        sent.set()
+    return wait(ref, who=actor, what=method, timeout_s=timeout_s)
+
+
+def call_policy(namespace: str, method: str, *arguments: Any, turn: Turn | None, timeout_s: float) -> Any:
+    """A stage of the policy group, which may be sent before it is its turn. To be returned by a task as it is.
+
+    Returns:
+        The stage's metrics; or, of a stage that was withdrawn, the state that its task run ends in.
+
+    Args:
+        timeout_s: of one stage; those before it take their own time.
+
+    Raises:
+        ActorGoneError, ActorTimeoutError: as `call`.
+    """
+    patience = turn.patience if turn else 1
+    try:
+        return call(namespace, names.POLICY, method, *arguments, turn, timeout_s=timeout_s * patience)
+    except WithdrawnError as error:
+        return Cancelled(message=str(error))

@@ -138,6 +138,8 @@ def logical_gpus(config: BaseRunConfig | EvaluateConfig) -> int | None:
     return None if joins or not isinstance(config, RunConfig) else place(config, torch.cuda.device_count()).gpus
 
 
+_POLICY_THREADS = 8  # calls that the policy group takes at once: four stages of a step, and what is asked meanwhile
+
 # The handles keep the actors alive; they belong to this process, and so end with it.
 _handles: dict[str, dict[str, Any]] = {}
 
@@ -234,6 +236,7 @@ class _Starting:
             names.POLICY, PolicyGroup,
             policy, model_path, self._namespace, self.address, config.data_plane.timeout_s, config.seed, temperature,
             options, longest, refit,
+            threads=_POLICY_THREADS,
         )  # fmt: skip
 
 

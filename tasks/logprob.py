@@ -6,9 +6,9 @@ from prefect import task
 from prefect.client.schemas import State
 from prefect.states import Completed
 
-from actors import names
 from actors.data_plane.meta import KVBatchMeta
-from tasks.call import RETRIED, call
+from actors.policy.turns import Turn
+from tasks.call import RETRIED, call_policy
 
 
 @task(name="logprob", task_run_name="logprob-{step}", **RETRIED)
@@ -16,7 +16,9 @@ def logprob(namespace: str, step: int, meta: KVBatchMeta, timeout_s: float, skip
     """Write `policy_logprobs`; or, with a reason, show in the UI that this configuration needs none."""
     if skip_reason:
         return Completed(name="Skipped", message=skip_reason)
-    result: dict[str, float] = call(namespace, names.POLICY, "logprob", meta, "policy_logprobs", timeout_s=timeout_s)
+    result: dict[str, float] = call_policy(
+        namespace, "logprob", meta, "policy_logprobs", False, turn=Turn(step, "logprob"), timeout_s=timeout_s
+    )
     return result
 
 
@@ -25,5 +27,7 @@ def ref_logprob(namespace: str, step: int, meta: KVBatchMeta, timeout_s: float, 
     """Write `reference_logprobs`; or, with a reason, show in the UI that this configuration needs none."""
     if skip_reason:
         return Completed(name="Skipped", message=skip_reason)
-    result: dict[str, float] = call(namespace, names.POLICY, "logprob", meta, "reference_logprobs", True, timeout_s=timeout_s)
+    result: dict[str, float] = call_policy(
+        namespace, "logprob", meta, "reference_logprobs", True, turn=Turn(step, "ref_logprob"), timeout_s=timeout_s
+    )
     return result

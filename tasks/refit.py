@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from prefect import task
 
-from actors import names
 from actors.generation.types import UpdateOptions
-from tasks.call import RETRIED, call
+from actors.policy.turns import Turn
+from tasks.call import RETRIED, call_policy
 
 
 @task(name="refit", task_run_name="refit-{step}", **RETRIED)
-def refit(namespace: str, step: str, engines: list[str], update: UpdateOptions, timeout_s: float) -> dict[str, float]:
-    """Returns the new weight version, seconds, bytes, and for how long running requests stood still."""
-    result: dict[str, float] = call(namespace, names.POLICY, "refit", engines, update, timeout_s=timeout_s)
+def refit(
+    namespace: str, step: str, engines: list[str], update: UpdateOptions, timeout_s: float, turn: Turn | None = None
+) -> dict[str, float]:
+    """Returns the new weight version, seconds, bytes, and for how long running requests stood still.
+
+    Args:
+        turn: inside a step: the stages that it comes after.
+    """
+    result: dict[str, float] = call_policy(namespace, "refit", engines, update, turn=turn, timeout_s=timeout_s)
     return result

@@ -6,16 +6,30 @@ from prefect import task
 
 from actors import names
 from actors.data_plane.meta import KVBatchMeta
+from actors.policy.turns import Turn
 from actors.policy.worker_actor import Objective
 from configs.policy import OptimizerConfig
-from tasks.call import STAGE, call
+from tasks.call import STAGE, call, call_policy
+
+_ANSWER_S = 60.0
 
 
 @task(name="train", task_run_name="train-{step}", **STAGE)
-def train(namespace: str, step: int, meta: KVBatchMeta, objective: Objective, timeout_s: float) -> dict[str, float]:
-    """One step. Returns loss, gradient norm, tokens, TFLOP, TFLOP/s per worker; of grpo also KL, clip fraction, log-probability error."""
-    result: dict[str, float] = call(namespace, names.POLICY, "train", meta, objective, timeout_s=timeout_s)
+def train(
+    namespace: str, step: int, meta: KVBatchMeta, objective: Objective, timeout_s: float, turn: Turn | None = None
+) -> dict[str, float]:
+    """One step. Returns loss, gradient norm, tokens, TFLOP, TFLOP/s per worker; of grpo also KL, clip fraction, log-probability error.
+
+    Args:
+        turn: inside a step: the stages that it comes after.
+    """
+    result: dict[str, float] = call_policy(namespace, "train", meta, objective, turn=turn, timeout_s=timeout_s)
     return result
+
+
+def withdraw(namespace: str, step: int) -> None:
+    """The step's stages that wait at the policy group do not begin any more."""
+    call(namespace, names.POLICY, "withdraw", step, timeout_s=_ANSWER_S)
 
 
 @task(name="begin-grpo", task_run_name="begin-grpo", **STAGE)

@@ -4,7 +4,8 @@
                               └── plan_batch: metadata only                  └── columns: get/put ──► data plane
 
 Stages go through the executor (a compiled graph or plain actor calls); start-up, export and optimizer resets are ordinary
-actor calls. The group runs one of them at a time, so they never overlap on a worker.
+actor calls. The group runs one of them at a time, so they never overlap on a worker. The stages of a step may be sent ahead: they are
+planned when they come, and begin when it is their turn (turns.py).
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Concatenate
 
 import ray
@@ -20,12 +22,13 @@ import ray
 from actors.data_plane.connect import DataPlaneAddress, connect
 from actors.data_plane.meta import KVBatchMeta
 from actors.data_plane.metrics import OperationUsage, merge
-from actors.data_plane.sharding import plan_batch
+from actors.data_plane.sharding import BatchPlan, plan_batch
 from actors.generation.pool import EnginePool
 from actors.generation.types import RefitPlan, UpdateOptions, WeightUpdate
 from actors.policy.executors import Request, build_executor
 from actors.policy.flops import training_flops
 from actors.policy.sender import Sender
+from actors.policy.turns import Turn, Turns
 from actors.policy.warm_up import warm_up
 from actors.policy.worker_actor import Objective, PolicyWorkerActor, free_port
 from actors.waiting import wait_all
@@ -64,6 +67,7 @@ class PolicyGroup:
         self._config, self._namespace, self._address = config, namespace, address
         self._version, self._model_path, self._timeout_s, self._longest = 0, model_path, timeout_s, longest
         self._lock = threading.RLock()
+        self._turns = Turns(config.timeout_s)
         self._refit_plan = refit_plan
         self._engines: EnginePool | None = None  # known at the first refit
         self._sender: Sender | None = None  # likewise
@@ -88,7 +92,7 @@ class PolicyGroup:
         self._executor, how = build_executor(replicas, graph.timeout_s or self._config.timeout_s, graph)
         plane = connect(self._address, timeout_s=self._timeout_s)
         warm = warm_up(
-            self._config, plane, self._longest, lambda request, meta: self._over_replicas(request.method, meta, *request.arguments)
+            self._config, plane, self._longest, lambda request, meta: self._run(request.method, self._plan(meta), *request.arguments)
         )
         plane.close()
         seconds = ", ".join(f"{stage} {value:.1f} s" for stage, value in warm.items())
@@ -98,8 +102,7 @@ class PolicyGroup:
             f"warm-up: {seconds}"
         )
 
-    @_one_at_a_time
-    def train(self, meta: KVBatchMeta, objective: Objective) -> dict[str, float]:
+    def train(self, meta: KVBatchMeta, objective: Objective, turn: Turn | None = None) -> dict[str, float]:
         """`updates_per_step` optimizer steps (one for sft) over the batch.
 
         Returns:
@@ -107,40 +110,43 @@ class PolicyGroup:
             that are no sequence's), tokens, FLOP rate.
 
         Raises:
-            ValueError: a batch that does not divide. ActorGoneError, ActorTimeoutError: a worker is lost.
+            ValueError: a batch that does not divide. ActorGoneError, ActorTimeoutError: a worker is lost. WithdrawnError: not begun.
         """
-        started = time.monotonic()
         updates = self._config.updates_per_step if objective == "grpo" else 1
         size = len(meta) // updates
-        history = []
-        for update in range(updates):
-            part = meta.slice(update * size, (update + 1) * size) if updates > 1 else meta
-            history.append(self._over_replicas("train_step", part, objective))
-        if objective == "grpo":
-            self._version += 1
+        plans = [self._plan(meta.slice(update * size, (update + 1) * size) if updates > 1 else meta) for update in range(updates)]
+        with self._in_turn(turn):
+            started = time.monotonic()
+            history = [self._run("train_step", plan, objective) | {"padding_waste": 1 - plan.token_efficiency} for plan in plans]
+            if objective == "grpo":
+                self._version += 1
+            seconds = time.monotonic() - started
         metrics = {name: _over_updates(name, [h[name] for h in history]) for name in history[0]}
-        seconds = time.monotonic() - started
         flops = training_flops(self._model_path, meta.sequence_lengths)
-        metrics |= {
+        return metrics | {
             "tokens": float(sum(meta.sequence_lengths)),
             "train_s": seconds,
             "tflops": flops / 1e12,
             "tflops_per_worker": flops / seconds / 1e12 / len(self._workers),
             "compiled_graph_active": float(self._executor.compiled),
         }
-        return metrics
 
-    @_one_at_a_time
-    def logprob(self, meta: KVBatchMeta, column: str, reference: bool = False) -> dict[str, float]:
+    def logprob(self, meta: KVBatchMeta, column: str, reference: bool = False, turn: Turn | None = None) -> dict[str, float]:
         """Write the log-probabilities of the current (or reference) weights as `column`. Returns logprob_s, and on CUDA gpu_memory/."""
-        started = time.monotonic()
-        metrics = self._over_replicas("logprob_step", meta, column, reference)
-        return {"logprob_s": time.monotonic() - started} | {name: metrics[name] for name in metrics if name.startswith(_MEMORY)}
+        plan = self._plan(meta)
+        with self._in_turn(turn):
+            started = time.monotonic()
+            metrics = self._run("logprob_step", plan, column, reference)
+            return {"logprob_s": time.monotonic() - started} | {name: metrics[name] for name in metrics if name.startswith(_MEMORY)}
 
     @_one_at_a_time
     def evaluate(self, meta: KVBatchMeta) -> dict[str, float]:
         """The supervised loss of the present weights over the batch, without an update. Returns loss, entropy, response_tokens."""
-        return self._over_replicas("evaluate_step", meta)
+        return self._run("evaluate_step", self._plan(meta))
+
+    def withdraw(self, step: int) -> None:
+        """Stages of this step that were sent ahead do not begin any more."""
+        self._turns.withdraw(step)
 
     @_one_at_a_time
     def snapshot_reference(self) -> None:
@@ -156,13 +162,17 @@ class PolicyGroup:
         """What the workers' data-plane clients did so far, together."""
         return merge(self._on_all("data_plane_usage"))
 
-    @_one_at_a_time
-    def refit(self, engines: list[str], options: UpdateOptions) -> dict[str, float]:
+    def refit(self, engines: list[str], options: UpdateOptions, turn: Turn | None = None) -> dict[str, float]:
         """Give the current weights to the engines. Returns the weight version, seconds, bytes, and how long running requests stood still.
 
         Raises:
             ActorGoneError, ActorTimeoutError: a worker or an engine is lost; the message names it. NoEngineError: none is left.
+            WithdrawnError: not begun.
         """
+        with self._in_turn(turn):
+            return self._refit(engines, options)
+
+    def _refit(self, engines: list[str], options: UpdateOptions) -> dict[str, float]:
         started = time.monotonic()
         if self._engines is None:
             self._engines = EnginePool(self._namespace, engines, timeout_s=self._config.timeout_s, recover=options.recover)
@@ -191,18 +201,28 @@ class PolicyGroup:
         """Write the weights as a Hugging Face directory."""
         self._on_all("save_hf", path)
 
-    def _over_replicas(self, method: str, meta: KVBatchMeta, *arguments: Any) -> dict[str, float]:
+    @contextmanager
+    def _in_turn(self, turn: Turn | None) -> Iterator[None]:
+        if turn is None:
+            with self._lock:
+                yield
+            return
+        with self._turns.take(turn), self._lock:
+            yield
+
+    def _plan(self, meta: KVBatchMeta) -> BatchPlan:
         parallel = self._config.parallel
-        plan = plan_batch(
+        return plan_batch(
             meta,
             self._config.batching,
             data_parallel=parallel.data,
             align=self._row_multiple,
             sequence_align=parallel.sequence_multiple,
         )
+
+    def _run(self, method: str, plan: BatchPlan, *arguments: Any) -> dict[str, float]:
         results: list[list[Any]] = self._executor.run([Request(method, (shard, *arguments)) for shard in plan.shards])
-        metrics = _of_all([rank or {} for replica in results for rank in replica])
-        return metrics | {"padding_waste": 1 - plan.token_efficiency} if method == "train_step" else metrics
+        return _of_all([rank or {} for replica in results for rank in replica])
 
     def _on_all(self, method: str, *arguments: Any) -> list[Any]:
         refs = {name: getattr(worker, method).remote(*arguments) for name, worker in self._named_workers().items()}

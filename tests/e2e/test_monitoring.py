@@ -26,13 +26,16 @@ from prefect.client.schemas.filters import (
     LogFilterFlowRunId,
 )
 from prefect.events.filters import EventFilter, EventNameFilter
+from prefect.utilities.annotations import quote
 
 from actors import names
 from actors.generation.types import GenerationTimeoutError
 from actors.waiting import ActorGoneError, ActorTimeoutError
 from tasks import events
 from tasks.actor_logs import ActorLogs
+from tasks.call import submit_and_send
 from tasks.evaluate import validate
+from tasks.logprob import logprob
 from tasks.publish import Publisher
 from tasks.reporting.run_dir import RunDirectory
 from tasks.train import train
@@ -59,7 +62,7 @@ class Stub:
         self._stage()
         return f"with weights {weight_version}"
 
-    def train(self, meta: Any, objective: str) -> dict[str, float]:
+    def train(self, meta: Any, objective: str, turn: None) -> dict[str, float]:
         self._stage()
         return {}
 
@@ -130,6 +133,26 @@ def test_wrong_data_is_wrong_the_second_time_too(server: str, actor: Callable[..
     with pytest.raises(ValueError, match="no such column"):
         try_validate()
     assert ray.get(started.calls.remote()) == 1
+
+
+def test_the_flow_goes_on_when_a_stage_was_sent(server: str, actor: Callable[..., Any]) -> None:
+    """The actor takes its calls in the order in which they were sent."""
+    started = actor(names.COLLECTOR)
+
+    def work() -> tuple[int, Any]:
+        answers = submit_and_send(validate, NAMESPACE, "1", 7, 30.0)
+        return ray.get(started.calls.remote()), answers.result()
+
+    assert in_flow(work) == (1, "with weights 7")
+
+
+def test_the_flow_goes_on_when_a_stage_sends_nothing(server: str) -> None:
+    def work() -> str | None:
+        skipped = submit_and_send(logprob, "nobody", 1, quote(None), 30.0, "not needed")
+        skipped.wait()
+        return skipped.state.name
+
+    assert in_flow(work) == "Skipped"
 
 
 def test_a_dead_actor_is_not_waited_for(server: str, actor: Callable[..., Any]) -> None:

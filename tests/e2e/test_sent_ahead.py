@@ -1,0 +1,137 @@
+"""A stage that is sent to the policy group ahead of its turn: never begun after a failure, begun once after a retry.
+
+The flow, its tasks and the policy group are real; collector, workers and engine are the benchmark's, which compute nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import ray
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+
+import actors.policy.group
+import tasks.launch
+from actors.data_plane.interface import DataPlaneGoneError
+from actors.policy.executors import Request
+from actors.policy.group import PolicyGroup
+from benchmarks.control_plane_flow import StubCollector, StubEngine, StubWorker
+from flows.grpo import grpo
+from tasks.reporting.metrics import by_step, read
+from tasks.reporting.summary import Summary
+
+pytestmark = pytest.mark.slow
+STEPS = 3
+
+
+class FailingWorker(StubWorker):
+    """Fails in the reference's log-probabilities of step 2, as often as it is told."""
+
+    error: Exception
+    left = 1000
+
+    def _run(self, request: Request) -> Any:
+        in_step_2 = self._trained == self._updates
+        if request.method == "logprob_step" and request.arguments[2] and in_step_2 and self.left:
+            self.left -= 1
+            raise self.error
+        return super()._run(request)
+
+
+class BrokenWorker(FailingWorker):
+    error = ValueError("no such row")
+
+
+class UnluckyWorker(FailingWorker):
+    error, left = DataPlaneGoneError("no answer"), 1
+
+
+class BrokenGroup(PolicyGroup):
+    """The real group over workers that fail for good."""
+
+    def __init__(self, *args: Any) -> None:
+        with patch.object(actors.policy.group, "PolicyWorkerActor", BrokenWorker):
+            super().__init__(*args)
+
+
+class UnluckyGroup(PolicyGroup):
+    """The real group over workers that fail once."""
+
+    def __init__(self, *args: Any) -> None:
+        with patch.object(actors.policy.group, "PolicyWorkerActor", UnluckyWorker):
+            super().__init__(*args)
+
+
+@flow(name="grpo")
+def run_with(group: type[PolicyGroup], output: Path) -> None:
+    """The `grpo` flow over this policy group."""
+    overrides = [
+        f"steps={STEPS}", f"validate_every={STEPS}", "warm_start.steps=0", "warm_start.stop_at_accuracy=null", f"output_dir={output}",
+        "rollout.prompts_per_step=4",
+    ]  # fmt: skip
+    with ExitStack() as stack:
+        for name, stub in (
+            ("Collector", StubCollector),
+            ("PolicyGroup", group),
+            ("engine_actor_class", lambda: ray.remote(StubEngine)),
+        ):
+            stack.enter_context(patch.object(tasks.launch, name, stub))
+        grpo.fn("arithmetic-cpu", overrides)
+
+
+@pytest.fixture
+def run(server: str, ray_session: None, tmp_path: Path) -> Callable[[type[PolicyGroup]], str]:
+    """Runs the flow over a group, to its end; returns its flow run's id."""
+
+    def go(group: type[PolicyGroup]) -> str:
+        state = run_with(group, tmp_path, return_state=True)
+        return str(state.state_details.flow_run_id)
+
+    return go
+
+
+def states(flow_run_id: str, wanted: set[str]) -> dict[str, tuple[str | None, str]]:
+    """(name, message) of the task runs' states, once the wanted ones are final on the server."""
+    deadline = time.monotonic() + 30
+    while True:
+        with get_client(sync_client=True) as client:
+            runs = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id])), limit=200)
+        found = {run.name: run.state for run in runs}
+        if all(name in found and found[name] is not None and found[name].is_final() for name in wanted):  # type: ignore[union-attr]
+            return {name: (state.name, str(state.message)) for name, state in found.items() if state is not None}
+        assert time.monotonic() < deadline, found
+        time.sleep(0.2)
+
+
+def test_a_stage_that_fails_leaves_the_next_ones_unbegun(run: Callable[[type[PolicyGroup]], str], tmp_path: Path) -> None:
+    flow_run_id = run(BrokenGroup)
+    summary = Summary.read(tmp_path / "latest" / "summary.json")
+    assert summary.status == "failed"
+    assert summary.error == "ValueError: no such row"
+    assert (summary.steps, summary.weight_version) == (1, 1)
+    names = {"logprob-2", "ref-logprob-2", "advantage-2", "train-2", "refit-2", "clear-2"}
+    found = states(flow_run_id, names)
+    assert {name: found[name][0] for name in names} == {
+        "logprob-2": "Completed", "ref-logprob-2": "Failed", "advantage-2": "Completed",
+        "train-2": "Cancelled", "refit-2": "Cancelled", "clear-2": "Completed",
+    }  # fmt: skip
+    assert "train of step 2 was not begun" in found["train-2"][1]
+    assert "rollout-3" not in found
+
+
+def test_after_a_retry_each_step_is_trained_once(run: Callable[[type[PolicyGroup]], str], tmp_path: Path) -> None:
+    flow_run_id = run(UnluckyGroup)
+    summary = Summary.read(tmp_path / "latest" / "summary.json")
+    assert (summary.status, summary.steps, summary.weight_version) == ("completed", STEPS, STEPS)
+    rows = by_step(read(tmp_path / "latest" / "metrics.jsonl"))
+    assert [row["weight_version"] for row in rows[1:]] == [1, 2, 3]
+    names = {f"{stage}-{step}" for stage in ("rollout", "logprob", "ref-logprob", "train", "refit", "clear") for step in (1, 2, 3)}
+    assert {state for name, (state, _) in states(flow_run_id, names).items() if name in names} == {"Completed"}
