@@ -14,9 +14,9 @@ them from the two. So that these are measured, model and responses are not the s
 step. With `--longest 96 --ends 16 rollout.prompts_per_step=16 model.hidden_size=128 model.intermediate_size=384` they take 0.3 s, and
 the rest is a third of all CPU time.
 
-Training is made as expensive as generation: in synchronous steps before, both are timed, and each step's trainer does as many more
-log-probability passes (over whole groups of the step's own batch) as fill the difference. Two synchronous phases enclose the other two,
-so that the machine's drift is seen.
+Training is made as expensive as generation: in synchronous steps before, with one log-probability pass more, generation, training and
+the pass are timed, and from then on each step's trainer does as many passes (over the step's own batch) as fill the difference. Two
+synchronous phases enclose the other two, so that the machine's drift is seen.
 
   tokens/s     prompt and response tokens of trained samples, over the phase's wall time.
   trainer      fraction of the time in which the policy worker had nothing to do.
@@ -100,15 +100,16 @@ class Bench:
     def ask(self, actor: str, method: str, *arguments: Any) -> Any:
         return call(NAMESPACE, actor, method, *arguments, timeout_s=120)
 
-    def train(self, meta: KVBatchMeta) -> None:
-        """The trainer's work of a step."""
+    def train(self, meta: KVBatchMeta) -> float:
+        """The trainer's work of a step. Returns the seconds of it that were filler."""
         meta = self._plane.put(meta, {"advantages": [torch.tensor(float(row % 2)) for row in range(len(meta))]})
         self.ask(names.POLICY, "train", meta, "grpo")
-        passes = self.filler
+        passes, began = self.filler, time.monotonic()
         while passes > 0.01:
             rows = max(1, round(min(passes, 1.0) * len(meta)))
             self.ask(names.POLICY, "logprob", meta.slice(0, rows), "policy_logprobs")
             passes -= 1.0
+        return time.monotonic() - began
 
     def refit(self, options: UpdateOptions) -> float:
         """New weights into the engine. Returns the seconds for which it stood still."""
@@ -116,15 +117,15 @@ class Bench:
         self._number = int(result["weight_version"])
         return float(result["pause_s"])
 
-    def sync(self, seconds: float) -> tuple[Phase, float, float]:
-        """Steps one after the other. Returns also the seconds of generation, and of training without filler, per step."""
-        phase, generating, training = Phase(), 0.0, 0.0
+    def sync(self, seconds: float) -> tuple[Phase, float, float, float]:
+        """Steps one after the other. Returns also the seconds per step of generation, of training, and of training's filler."""
+        phase, generating, training, filling = Phase(), 0.0, 0.0, 0.0
         began = time.monotonic()
         while phase.seconds < seconds:
             started = time.monotonic()
             meta = self.ask(names.COLLECTOR, "rollout", self._number, self._number).meta
             generated = time.monotonic()
-            self.train(meta)
+            filling += self.train(meta)
             trained = time.monotonic()
             self.refit(WAITING)
             self.ask(names.COLLECTOR, "clear", meta)
@@ -134,7 +135,7 @@ class Bench:
             phase.trainer_idle_s += generated - started
             phase.seconds = time.monotonic() - began
         phase.generator_idle_s = phase.seconds - generating
-        return phase, generating / phase.steps, training / phase.steps
+        return phase, generating / phase.steps, training / phase.steps, filling / phase.steps
 
     def overlapped(self, seconds: float, options: UpdateOptions) -> Phase:
         """Steps beside generation, which is running already; the first ones, until the pipeline is full, do not count."""
@@ -207,16 +208,12 @@ def main() -> None:
         for name, core in {**dict.fromkeys([actors.engines[0], *GENERATION], cores[0]), **dict.fromkeys(TRAINING, cores[1])}.items():
             ray.get(ray.get_actor(name, namespace=NAMESPACE).__ray_call__.remote(lambda _, core=core: pin(core)), timeout=60)
         bench.sync(0.1)
-        _, generation, training = bench.sync(options.seconds)
         bench.filler = 1.0
-        _, again, filled = bench.sync(options.seconds)
-        generation = (generation + again) / 2  # lengths, and with them seconds, differ from step to step
-        if filled <= 1.05 * training:
-            raise SystemExit("one more pass over the batch took no time: this machine is too busy to balance generation and training")
-        bench.filler = max(0.0, (generation - training) / (filled - training))
-        print(f"a step: generation {generation:.2f} s, training {training:.2f} s, one more pass {filled - training:.2f} s")
+        _, generation, training, one = bench.sync(2 * options.seconds)  # lengths, and with them seconds, differ from step to step
+        bench.filler = max(0.0, (generation - training + one) / one)
+        print(f"a step: generation {generation:.2f} s, training {training - one:.2f} s, one more pass {one:.2f} s")
         phases: dict[str, Phase] = {}
-        first, generation, training = bench.sync(options.seconds)
+        first, generation, training, _ = bench.sync(options.seconds)
         print(f"with {bench.filler:.2f} more passes: generation {generation:.2f} s, training {training:.2f} s")
         bench.ask(names.REPLAY, "set_version", bench._number)
         bench.ask(names.COLLECTOR, "begin_generating")

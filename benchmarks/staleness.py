@@ -4,6 +4,8 @@
     sync   seed s ──► final validation accuracy a(s) after S steps                          one run per seed
     async  seed s, age K ──► first step whose validation accuracy reaches a(s); ends there  one run per seed and age
 
+An asynchronous run is one of 1.5 S steps: the learning rate of either recipe falls over the run's own steps.
+
 The model of the start is shared since the recipes' own warm starts, with other numbers of threads, round differently: they ended at
 accuracies between 0.33 and 0.38, and 50 steps apart.
 

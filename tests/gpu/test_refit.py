@@ -1,6 +1,6 @@
 """Weights go from the policy into vLLM on GPUs, and both then say the same: engines against transformers on the exported weights.
 
-One GPU: engine and worker share it (ipc), awake and asleep in between. Two: each has its own (nccl).
+One GPU: engine and worker share it (ipc), awake and asleep in between. Two: each has its own (nccl). Three: two engines, or one over two.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tasks.launch import RunActors, launch, stop
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 NEEDS_TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+NEEDS_THREE = pytest.mark.skipif(torch.cuda.device_count() < 3, reason="needs three GPUs")
 PROMPTS = [[10, 20, 30], [11, 12, 13, 14, 15, 16, 17], [99], [40, 41] * 9]
 LENGTH = 24
 COMMON = [
@@ -33,6 +34,7 @@ COMMON = [
     "generation.kv_cache_gib=1", "generation.gpu_memory_utilization=0.1", "generation.max_num_seqs=64", "generation.refit_buffer_mib=1",
     "warm_start.steps=0", "warm_start.stop_at_accuracy=null", "policy.batching.micro_batch_size=8",
 ]  # fmt: skip
+ASYNC = ["placement=separate", "generation.executor=async"]
 CASES = [
     pytest.param("qwen3", ["placement=colocated", "generation.executor=async"], id="ipc-async"),
     pytest.param("llama", ["placement=colocated", "generation.executor=in_process"], id="ipc-in_process-tied-llama"),
@@ -42,8 +44,10 @@ CASES = [
         id="ipc-sleep-1-graphs",
     ),
     pytest.param("qwen3", ["placement=colocated", "generation.executor=in_process", "generation.sleep_level=2"], id="ipc-sleep-2"),
-    pytest.param("qwen3", ["placement=separate", "generation.executor=async"], id="nccl-async", marks=NEEDS_TWO),
+    pytest.param("qwen3", ASYNC, id="nccl-async", marks=NEEDS_TWO),
     pytest.param("llama", ["placement=separate", "generation.executor=in_process"], id="nccl-in_process-tied-llama", marks=NEEDS_TWO),
+    pytest.param("qwen3", [*ASYNC, "generation.num_engines=2"], id="nccl-two-engines", marks=NEEDS_THREE),
+    pytest.param("qwen3", [*ASYNC, "generation.tensor_parallel_size=2"], id="nccl-tp2", marks=NEEDS_THREE),
 ]
 
 
