@@ -95,6 +95,7 @@ class StubWorker:
         self._updates, self._trained = config.updates_per_step, 0
 
     def ping(self) -> None: ...
+    def ready(self) -> None: ...
 
     def execute(self, packed: bytes) -> bytes:
         return Request.answer(packed, self._run)

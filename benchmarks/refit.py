@@ -89,7 +89,7 @@ def next_version(group: Any) -> None:
     group._version += 1
 
 
-def colocated(bench: Bench, sleeps: bool, rounds: int) -> dict[str, float]:
+def colocated(bench: Bench, sleeps: bool, rounds: int) -> dict[str, Any]:
     """Refits of an idle engine, asleep or not. The first two, which connect and compile, do not count."""
     rows = []
     for _ in range(rounds + 2):
@@ -100,7 +100,7 @@ def colocated(bench: Bench, sleeps: bool, rounds: int) -> dict[str, float]:
     return figures([row["refit_s"] for row in rows[2:]], rows[-1]["bytes"])
 
 
-def in_flight(bench: Bench, rounds: int) -> dict[str, float]:
+def in_flight(bench: Bench, rounds: int) -> dict[str, Any]:
     """Refits under running requests."""
     options = UpdateOptions("in_flight", recompute_kv_cache=False)
     bench.refit(options)  # connects
@@ -122,18 +122,19 @@ def in_flight(bench: Bench, rounds: int) -> dict[str, float]:
     return figures([row["pause_s"] for row in rows], rows[-1]["bytes"]) | {"refit_s": statistics.median(row["refit_s"] for row in rows)}
 
 
-def figures(seconds: list[float], size: float) -> dict[str, float]:
-    """Median, worst, and rate at the median."""
+def figures(seconds: list[float], size: float) -> dict[str, Any]:
+    """Median, worst, each in its order, and rate at the median."""
     median = statistics.median(seconds)
     return {
         "seconds": round(median, 4),
         "worst_s": round(max(seconds), 4),
+        "all_s": [round(value, 3) for value in seconds],
         "gb_per_s": round(size / median / 1e9, 2),
         "gb": round(size / 1e9, 3),
     }
 
 
-def measure(shape: str, overrides: list[str], sleep_level: int, rounds: int, mode: str) -> dict[str, float]:
+def measure(shape: str, overrides: list[str], sleep_level: int, rounds: int, mode: str) -> dict[str, Any]:
     """One run's actors, and its refits."""
     placed = [f"generation.sleep_level={sleep_level}", f"placement={'colocated' if mode == 'ipc' else 'separate'}"]
     config = load("arithmetic-cpu", [*OVERRIDES, *placed, *overrides])
@@ -154,7 +155,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("overrides", nargs="*", metavar="field=value")
     options = parser.parse_args()
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for shape in options.shapes:
         for mode in options.modes:
             for level in options.sleep_levels if mode == "ipc" else [0]:

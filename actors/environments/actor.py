@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from actors.environments import Environment, Problem, build
+from actors.heap import freeze_heap
 from configs.environment import EnvironmentConfig
 
 
@@ -16,6 +17,7 @@ class EnvironmentActor:
 
     def ready(self) -> str:
         """A line for the log, once the actor can work."""
+        freeze_heap()
         sizes = {split: self._environment.size(split) for split in ("train", "validation")}
         return f"{sizes['train']} train and {sizes['validation']} validation problems"
 

@@ -11,6 +11,7 @@ import torch
 from actors.generation.engine import Engine
 from actors.generation.senders import Transfer
 from actors.generation.types import EngineHealth, GenerationRequest, GenerationResult, UpdateMode, WeightUpdate
+from actors.heap import freeze_heap
 from configs.rollout import GenerationConfig
 
 COLLECTORS = 16  # threads of an engine actor in which clients wait for results; a further one queues until another's wait ends
@@ -27,7 +28,9 @@ class EngineActor:
 
     def ready(self) -> str:
         """Start the engine. A line for the log."""
-        return self._engine.start()
+        started = self._engine.start()
+        freeze_heap()
+        return started
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
         return self._engine.generate(requests)

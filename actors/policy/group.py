@@ -25,6 +25,7 @@ from actors.data_plane.metrics import OperationUsage, merge
 from actors.data_plane.sharding import BatchPlan, plan_batch
 from actors.generation.pool import EnginePool
 from actors.generation.types import RefitPlan, UpdateOptions, WeightUpdate
+from actors.heap import freeze_heap
 from actors.policy.executors import Request, build_executor
 from actors.policy.flops import training_flops
 from actors.policy.sender import Sender
@@ -95,6 +96,8 @@ class PolicyGroup:
             self._config, plane, self._longest, lambda request, meta: self._run(request.method, self._plan(meta), *request.arguments)
         )
         plane.close()
+        self._on_all("ready")
+        freeze_heap()
         seconds = ", ".join(f"{stage} {value:.1f} s" for stage, value in warm.items())
         return (
             f"{len(self._workers)} worker(s) on {info['device']}, {info['parameters']:,} parameters, {info['optimizer']}; {how}; "

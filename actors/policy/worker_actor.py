@@ -22,6 +22,7 @@ from actors.generation import senders
 from actors.generation.senders import Transfer
 from actors.generation.types import Transport
 from actors.generation.weights import Manifest
+from actors.heap import freeze_heap
 from actors.policy.executors import Request
 from configs.policy import OptimizerConfig, PolicyConfig
 
@@ -117,6 +118,10 @@ class PolicyWorkerActor:
             if self._transport != "host":
                 senders.prepare()
             return info
+
+    def ready(self) -> None:
+        """After the warm-up."""
+        freeze_heap()
 
     def snapshot_reference(self) -> None:
         """`PolicyWorker.snapshot_reference`."""

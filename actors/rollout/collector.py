@@ -22,6 +22,7 @@ from actors.data_plane.metrics import OperationUsage
 from actors.environments import Problem, build
 from actors.generation.pool import EnginePool
 from actors.generation.types import GenerationRequest, GenerationTimeoutError
+from actors.heap import freeze_heap
 from actors.policy.hf import check_model_dir
 from actors.rollout.assemble import TRAIN_FIELDS
 from actors.rollout.continuous import Continuous
@@ -63,6 +64,7 @@ class Collector:
 
     def ready(self) -> str:
         """A line for the log, once the actor can work."""
+        freeze_heap()
         return f"{self._environment.size('train')} prompts an epoch"
 
     def rollout(self, step: int, weight_version: int) -> Rollout:

@@ -22,6 +22,7 @@ import ray
 
 from actors.data_plane.interface import DataPlane
 from actors.data_plane.meta import KVBatchMeta
+from actors.heap import freeze_heap
 from actors.rollout.replay import Claim, ReplayBuffer, ReplayError, Reservation
 from actors.rollout.staleness import Refusal, build
 from actors.waiting import ActorGoneError
@@ -120,6 +121,7 @@ class ReplayActor:
 
     def ready(self) -> str:
         """A line for the log, once the actor can work."""
+        freeze_heap()
         return f"sampler {self._config.sampler}, max_trajectory_age_steps {self._config.max_trajectory_age_steps}"
 
     # ---- the collector's side ----

@@ -19,6 +19,7 @@ from actors.data_plane.interface import DataPlane
 from actors.data_plane.meta import KVBatchMeta, mint_key
 from actors.data_plane.metrics import OperationUsage
 from actors.environments import Problem
+from actors.heap import freeze_heap
 from actors.rollout.assemble import SUPERVISED_FIELDS, token_columns
 from actors.rollout.examples import build_problems
 from actors.rollout.prompts import PromptEncoder, PromptStream
@@ -155,6 +156,7 @@ class SupervisedCollector:
 
     def ready(self) -> str:
         """A line for the log, once the actor can work."""
+        freeze_heap()
         return f"{self._size} training and {len(self._held_out)} validation samples"
 
     def supervised(self, step: int) -> KVBatchMeta:

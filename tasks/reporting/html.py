@@ -152,10 +152,10 @@ def _panel(chart: Chart, rows: Sequence[Row], steps: tuple[int, int]) -> Panel:
 
 def _time_panel(rows: Sequence[Row], view: View) -> Panel:
     timed = [row for row in rows if row.get("time/step") is not None]
-    known = (*view.stages, *view.outside)
+    known = [stage for stage in (*view.stages, *view.outside) if any(f"time/{stage}" in row for row in timed)]
     classes = {stage: f"s{number}" for number, stage in enumerate(known, start=1)} | {"other": "other"}
     stages = {stage: [float(row.get(f"time/{stage}") or 0.0) for row in timed] for stage in known}
-    inside = [sum(stages[stage][i] for stage in view.stages) for i in range(len(timed))]
+    inside = [sum(stages[stage][i] for stage in known if stage in view.stages) for i in range(len(timed))]
     # Clearing, metrics and Prefect's own time: what the stages of a step do not explain.
     stages["other"] = [max(0.0, float(row["time/step"]) - explained) for row, explained in zip(timed, inside, strict=True)]
     stages = {stage: seconds for stage, seconds in stages.items() if any(seconds)}

@@ -72,7 +72,7 @@ class View:
 
 _GRPO = View(
     title="GRPO",
-    stages=("rollout", "logprob", "ref_logprob", "advantage", "train", "refit"),
+    stages=("rollout", "claim", "logprob", "ref_logprob", "advantage", "train", "refit"),  # either of the first two
     outside=("validate",),
     charts=(
         Chart(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -101,6 +102,14 @@ def running(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
     yield ask
     stop(NAMESPACE, actors.address)
+
+
+@pytest.mark.parametrize("actor", ["engine-0", "policy-worker-0", names.POLICY, names.COLLECTOR, names.ENVIRONMENT, names.REPLAY])
+def test_the_garbage_collector_leaves_alone_what_an_actor_s_start_made(running: Callable[..., object], actor: str) -> None:
+    handle = ray.get_actor(actor, namespace=NAMESPACE)
+    # A function of this module would have the actor import it, and with it Prefect.
+    frozen, others = ray.get(handle.__ray_call__.remote(lambda _: (gc.get_freeze_count(), len(gc.get_objects()))), timeout=WAIT_S)
+    assert frozen > 10 * others
 
 
 def claim(ask: Callable[..., object], groups: int = 4) -> ClaimReply:
