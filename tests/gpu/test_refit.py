@@ -161,14 +161,16 @@ def test_after_a_refit_engines_say_what_transformers_says(run: Run) -> None:
 
 @pytest.mark.parametrize("run", [pytest.param(("qwen3", ["placement=colocated", "generation.executor=async"]), id="memory")], indirect=True)
 def test_refits_leave_no_memory_behind(run: Run) -> None:
-    def used(count: int) -> int:
+    def used(count: int) -> tuple[float, float]:
+        """MiB after so many refits more: of the GPU, and of it what the policy's allocator holds."""
         for _ in range(count):
             run.refit()
         free, total = torch.cuda.mem_get_info()
-        return total - free
+        policy = ray.get(run._worker.__ray_call__.remote(lambda _: torch.cuda.memory_reserved()), timeout=60)
+        return (total - free) / 2**20, policy / 2**20
 
     series = [used(3), *(used(5) for _ in range(4))]
-    assert series[-1] <= series[0] + 2**20, [f"{bytes_ / 2**20:.1f} MiB" for bytes_ in series]
+    assert series[-1][0] <= series[0][0] + 1, series
 
 
 @pytest.mark.parametrize("run", [pytest.param(("qwen3", ["placement=colocated", "generation.executor=async"]), id="lost")], indirect=True)
