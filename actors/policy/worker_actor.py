@@ -132,6 +132,7 @@ class PolicyWorkerActor:
         """`PolicyWorker.reset_optimizer`."""
         with self._alone("reset_optimizer"):
             self._worker.reset_optimizer(optimizer)
+            freeze_heap()  # frees the optimizer that was there
 
     def export_weights(self) -> Any:
         """`PolicyWorker.export_weights`."""
