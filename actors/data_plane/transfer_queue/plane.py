@@ -75,6 +75,7 @@ class TransferQueuePlane(DataPlane):
         codec.check_types(meta.partition_id, record.types, types)
         record.schema.check_room(meta.partition_id, record.types, columns)
         what = f"put {len(meta)} samples into partition {meta.partition_id!r}"
+        await self._loop.settled(self._timeout_s)
         if self._link.undoing:  # a put of the same keys may have been cancelled: let its clean-up go first
             await asyncio.wait(self._link.undoing, timeout=self._timeout_s)
         samples = await self._admit(meta, record, columns, overwrite, what)
