@@ -131,8 +131,10 @@ class StubWorker:
 class StubPolicyGroup(PolicyGroup):
     """The real group over stub workers."""
 
+    worker = StubWorker
+
     def __init__(self, *args: Any) -> None:
-        with patch.object(actors.policy.group, "PolicyWorkerActor", StubWorker):
+        with patch.object(actors.policy.group, "PolicyWorkerActor", self.worker):
             super().__init__(*args)
 
 
@@ -147,6 +149,19 @@ class StubEngine:
     def update_weights(self, weights: Any, version: int, *_: Any) -> WeightUpdate:
         _compute("update_weights", version)
         return WeightUpdate(bytes=0, pause_s=0.0)
+
+
+@contextmanager
+def stubbed(group: type[StubPolicyGroup] = StubPolicyGroup) -> Iterator[None]:
+    """Runs that are launched inside have these actors."""
+    with ExitStack() as stack:
+        for name, stub in (
+            ("Collector", StubCollector),
+            ("PolicyGroup", group),
+            ("engine_actor_class", lambda: ray.remote(StubEngine)),
+        ):
+            stack.enter_context(patch.object(tasks.launch, name, stub))
+        yield
 
 
 @flow(name="control-plane", flow_run_name=run_name, validate_parameters=False)
@@ -166,13 +181,6 @@ def control_plane(recipe: str, overrides: list[str]) -> None:
         with step(self, number) as stage:
             yield stage
 
-    with ExitStack() as stack:
-        for target, name, stub in (
-            (tasks.launch, "Collector", stubs.StubCollector),
-            (tasks.launch, "PolicyGroup", stubs.StubPolicyGroup),
-            (tasks.launch, "engine_actor_class", lambda: ray.remote(stubs.StubEngine)),
-            (GrpoSession, "step", noted),
-        ):
-            stack.enter_context(patch.object(target, name, stub))
+    with stubs.stubbed(), patch.object(GrpoSession, "step", noted):
         grpo.fn(recipe, overrides)
     (directory[0] / TIMES).write_text(json.dumps(starts))

@@ -36,7 +36,6 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._cancelled: set[asyncio.Task[None]] = set()  # told to end, and not at their end yet
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
@@ -92,17 +91,12 @@ class LoopThread:
 
     def _begin[T](self, request: Request[T], future: Future[T], undo: Undo[T] | None) -> None:
         task = self.start(self._carry(request, future, undo))
-        future.add_done_callback(lambda done: self._call_soon(lambda: self._cancel(task)) if done.cancelled() else None)
-
-    def _cancel(self, task: asyncio.Task[None]) -> None:
-        if task.cancel():
-            self._cancelled.add(task)
-            task.add_done_callback(self._cancelled.discard)
+        future.add_done_callback(lambda done: self._call_soon(task.cancel) if done.cancelled() else None)
 
     async def settled(self, timeout_s: float) -> None:
         """Requests that were cancelled before the one that asks have ended, or `timeout_s` seconds are over. From the loop's own thread."""
-        if self._cancelled:
-            await asyncio.wait(self._cancelled, timeout=timeout_s)
+        if ending := [task for task in self._tasks if task.cancelling()]:
+            await asyncio.wait(ending, timeout=timeout_s)
 
     async def _carry[T](self, request: Request[T], future: Future[T], undo: Undo[T] | None) -> None:
         try:

@@ -14,7 +14,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Concatenate
 
 import ray
@@ -206,11 +206,7 @@ class PolicyGroup:
 
     @contextmanager
     def _in_turn(self, turn: Turn | None) -> Iterator[None]:
-        if turn is None:
-            with self._lock:
-                yield
-            return
-        with self._turns.take(turn), self._lock:
+        with self._turns.take(turn) if turn else nullcontext(), self._lock:
             yield
 
     def _plan(self, meta: KVBatchMeta) -> BatchPlan:

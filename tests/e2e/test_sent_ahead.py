@@ -7,23 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
-import ray
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
-import actors.policy.group
-import tasks.launch
 from actors.data_plane.interface import DataPlaneGoneError
 from actors.policy.executors import Request
-from actors.policy.group import PolicyGroup
-from benchmarks.control_plane_flow import StubCollector, StubEngine, StubWorker
+from benchmarks.control_plane_flow import StubPolicyGroup, StubWorker, stubbed
 from flows.grpo import grpo
 from tasks.reporting.metrics import by_step, read
 from tasks.reporting.summary import Summary
@@ -54,44 +48,34 @@ class UnluckyWorker(FailingWorker):
     error, left = DataPlaneGoneError("no answer"), 1
 
 
-class BrokenGroup(PolicyGroup):
+class BrokenGroup(StubPolicyGroup):
     """The real group over workers that fail for good."""
 
-    def __init__(self, *args: Any) -> None:
-        with patch.object(actors.policy.group, "PolicyWorkerActor", BrokenWorker):
-            super().__init__(*args)
+    worker = BrokenWorker
 
 
-class UnluckyGroup(PolicyGroup):
+class UnluckyGroup(StubPolicyGroup):
     """The real group over workers that fail once."""
 
-    def __init__(self, *args: Any) -> None:
-        with patch.object(actors.policy.group, "PolicyWorkerActor", UnluckyWorker):
-            super().__init__(*args)
+    worker = UnluckyWorker
 
 
 @flow(name="grpo")
-def run_with(group: type[PolicyGroup], output: Path) -> None:
+def run_with(group: type[StubPolicyGroup], output: Path) -> None:
     """The `grpo` flow over this policy group."""
     overrides = [
         f"steps={STEPS}", f"validate_every={STEPS}", "warm_start.steps=0", "warm_start.stop_at_accuracy=null", f"output_dir={output}",
         "rollout.prompts_per_step=4",
     ]  # fmt: skip
-    with ExitStack() as stack:
-        for name, stub in (
-            ("Collector", StubCollector),
-            ("PolicyGroup", group),
-            ("engine_actor_class", lambda: ray.remote(StubEngine)),
-        ):
-            stack.enter_context(patch.object(tasks.launch, name, stub))
+    with stubbed(group):
         grpo.fn("arithmetic-cpu", overrides)
 
 
 @pytest.fixture
-def run(server: str, ray_session: None, tmp_path: Path) -> Callable[[type[PolicyGroup]], str]:
+def run(server: str, ray_session: None, tmp_path: Path) -> Callable[[type[StubPolicyGroup]], str]:
     """Runs the flow over a group, to its end; returns its flow run's id."""
 
-    def go(group: type[PolicyGroup]) -> str:
+    def go(group: type[StubPolicyGroup]) -> str:
         state = run_with(group, tmp_path, return_state=True)
         return str(state.state_details.flow_run_id)
 
@@ -111,7 +95,7 @@ def states(flow_run_id: str, wanted: set[str]) -> dict[str, tuple[str | None, st
         time.sleep(0.2)
 
 
-def test_a_stage_that_fails_leaves_the_next_ones_unbegun(run: Callable[[type[PolicyGroup]], str], tmp_path: Path) -> None:
+def test_a_stage_that_fails_leaves_the_next_ones_unbegun(run: Callable[[type[StubPolicyGroup]], str], tmp_path: Path) -> None:
     flow_run_id = run(BrokenGroup)
     summary = Summary.read(tmp_path / "latest" / "summary.json")
     assert summary.status == "failed"
@@ -127,7 +111,7 @@ def test_a_stage_that_fails_leaves_the_next_ones_unbegun(run: Callable[[type[Pol
     assert "rollout-3" not in found
 
 
-def test_after_a_retry_each_step_is_trained_once(run: Callable[[type[PolicyGroup]], str], tmp_path: Path) -> None:
+def test_after_a_retry_each_step_is_trained_once(run: Callable[[type[StubPolicyGroup]], str], tmp_path: Path) -> None:
     flow_run_id = run(UnluckyGroup)
     summary = Summary.read(tmp_path / "latest" / "summary.json")
     assert (summary.status, summary.steps, summary.weight_version) == ("completed", STEPS, STEPS)

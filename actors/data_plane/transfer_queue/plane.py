@@ -75,8 +75,9 @@ class TransferQueuePlane(DataPlane):
         codec.check_types(meta.partition_id, record.types, types)
         record.schema.check_room(meta.partition_id, record.types, columns)
         what = f"put {len(meta)} samples into partition {meta.partition_id!r}"
+        # A put of the same keys may have been cancelled: let it end, and then its clean-up, which it begins at its end.
         await self._loop.settled(self._timeout_s)
-        if self._link.undoing:  # a put of the same keys may have been cancelled: let its clean-up go first
+        if self._link.undoing:
             await asyncio.wait(self._link.undoing, timeout=self._timeout_s)
         samples = await self._admit(meta, record, columns, overwrite, what)
         mask = record.mask(columns)
