@@ -1,9 +1,9 @@
 """The policy's side of vLLM's weight transfer engines: all weights, one after the other, out of a worker's process.
 
-    export ──(name, tensor)──► ipc:  pieces in a buffer of this GPU ──deliver(handle)──► engines on the same GPU copy it out
-                          └──► nccl: pieces, broadcast to every vLLM worker ────────────► engines receive
+    export ──(name, tensor)──► SharedBuffer (ipc): pieces on this GPU ──deliver(handle)──► engines on the same GPU copy them out
+                          └──► broadcast (nccl): pieces to every vLLM worker ────────────► engines receive
 
-Every policy rank calls the same sender with the same tensors: gathering them is a collective. vLLM is imported by the calls (10 s).
+Every policy rank calls the same sender with the same tensors: gathering them is a collective. Calls for a broadcast import vLLM (10 s).
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 import torch
+from torch import distributed
+from torch.multiprocessing.reductions import reduce_tensor
 
 from actors.generation.weights import Manifest
 from actors.waiting import ActorGoneError, find, wait
@@ -43,9 +45,9 @@ class Transfer:
         return max(self.manifest.largest, min(self.manifest.bytes, self.buffer_bytes))
 
 
-def prepare() -> None:
-    """Import what the senders need, which takes seconds, before the first update waits for it."""
-    from vllm.distributed.weight_transfer import ipc_engine, nccl_engine  # noqa: F401
+def prepare_broadcast() -> None:
+    """Import what `broadcast` needs, which takes seconds, before the first update waits for it."""
+    from vllm.distributed.weight_transfer import nccl_engine  # noqa: F401
 
 
 def join_broadcast(address: str, port: int, world_size: int) -> Any:
@@ -67,18 +69,63 @@ def broadcast(weights: Weights, transfer: Transfer, communicator: Any) -> None:
     torch.cuda.synchronize()
 
 
-def share(weights: Weights, transfer: Transfer, deliver: Callable[[dict[str, Any]], None]) -> None:
-    """Lay the weights into a buffer, piece by piece; rank 0 delivers a handle to each, and the buffer is filled again once it returns."""
-    from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
+class SharedBuffer:
+    """Memory of this GPU from which engines on it copy the weights, piece by piece. Taken and exported once, and kept.
 
-    IPCWeightTransferEngine.trainer_send_weights(
-        weights,
-        {
-            "send_mode": lambda info: deliver(asdict(info)),
-            "packed": True,
-            "packed_buffer_size_bytes": transfer.ipc_bytes,
-        },
-    )
+    vLLM's `IPCWeightTransferEngine.trainer_send_weights` takes a new buffer for each update. torch gives exported memory back when the
+    export was released exactly once, but vLLM 0.26's engines release it after each piece, every engine of the GPU does so, and one
+    that died does not: each update left its buffer behind (vLLM issue 51258). One that is never given back asks for no such count.
+    """
+
+    def __init__(self, size: int) -> None:
+        """A collective of all policy ranks.
+
+        Args:
+            size: bytes, at least the largest weight's.
+        """
+        self._memory = torch.empty(size, dtype=torch.uint8, device="cuda")
+        _, exported = reduce_tensor(self._memory)
+        ranks: list[Any] = [None] * distributed.get_world_size()
+        distributed.all_gather_object(ranks, (str(torch.cuda.get_device_properties(self._memory.device).uuid), exported))
+        self._handles = dict(ranks)
+
+    def share(self, weights: Weights, deliver: Callable[[dict[str, Any]], None]) -> None:
+        """Lay the weights into the buffer. A collective; rank 0 delivers each piece (vLLM's update_info), and the buffer is filled again
+        once that returns."""
+        for piece in pieces(weights, self._memory):
+            torch.cuda.synchronize()
+            distributed.barrier()
+            if distributed.get_rank() == 0:
+                deliver(piece | {"ipc_handles": self._handles})
+            distributed.barrier()
+
+
+def pieces(weights: Weights, buffer: torch.Tensor) -> Iterator[dict[str, Any]]:
+    """Copy the weights one behind the other into `buffer` (uint8), from its start again when the next does not fit.
+
+    Yields what vLLM needs to read them (update_info without handles), each time before they are overwritten.
+
+    Raises:
+        ValueError: a weight is larger than the buffer.
+    """
+    laid: list[tuple[str, torch.Tensor]] = []
+    end = 0
+    for name, tensor in weights:
+        if tensor.nbytes > len(buffer):
+            raise ValueError(f"weight {name!r} has {tensor.nbytes} bytes, the buffer {len(buffer)}")
+        if end + tensor.nbytes > len(buffer):
+            yield _update_info(laid)
+            laid, end = [], 0
+        buffer[end : end + tensor.nbytes].copy_(tensor.contiguous().view(torch.uint8).view(-1))
+        laid.append((name, tensor.to("meta")))
+        end += tensor.nbytes
+    if laid:
+        yield _update_info(laid)
+
+
+def _update_info(laid: list[tuple[str, torch.Tensor]]) -> dict[str, Any]:
+    manifest = Manifest.of(laid)
+    return manifest.info() | {"tensor_sizes": manifest.sizes, "packed": True}
 
 
 def _own_stream() -> AbstractContextManager[Any]:

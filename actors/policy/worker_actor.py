@@ -6,6 +6,7 @@ A compiled graph runs `execute` on a background thread beside ordinary calls, so
 
 from __future__ import annotations
 
+import functools
 import socket
 import threading
 from collections import deque
@@ -19,7 +20,7 @@ from actors.data_plane.connect import DataPlaneAddress, connect
 from actors.data_plane.metrics import OperationUsage
 from actors.data_plane.sharding import ShardPlan
 from actors.generation import senders
-from actors.generation.senders import Transfer
+from actors.generation.senders import SharedBuffer, Transfer
 from actors.generation.types import Transport
 from actors.generation.weights import Manifest
 from actors.heap import freeze_heap
@@ -63,6 +64,7 @@ class PolicyWorkerActor:
         from actors.policy.worker import PolicyWorker  # Megatron: imported in the worker's process only
 
         self._transport, self._communicator = transport, None
+        self._buffer: SharedBuffer | None = None
         self._plane = connect(address, timeout_s=timeout_s)
         self._worker = PolicyWorker(config, model_path, rank, init_method, self._plane, seed, temperature)
         self._busy, self._running = threading.Lock(), ""
@@ -115,8 +117,8 @@ class PolicyWorkerActor:
         """`PolicyWorker.setup`."""
         with self._alone("setup"):
             info = self._worker.setup()
-            if self._transport != "host":
-                senders.prepare()
+            if self._transport == "nccl":
+                senders.prepare_broadcast()
             return info
 
     def ready(self) -> None:
@@ -169,7 +171,9 @@ class PolicyWorkerActor:
                 return
             delivery = senders.Delivery(namespace, engines, transfer, timeout_s)
             try:
-                self._worker.send_weights(lambda weights: senders.share(weights, transfer, delivery))
+                if self._buffer is None:
+                    self._buffer = self._worker.on_device(lambda: SharedBuffer(transfer.ipc_bytes))
+                self._worker.send_weights(functools.partial(self._buffer.share, deliver=delivery))
             except Exception as error:
                 delivery.abandon(f"the policy could not send its weights: {type(error).__name__}: {error}")
                 raise

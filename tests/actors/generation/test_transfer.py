@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from vllm.distributed.weight_transfer.packed_tensor import unpack_tensor
 
 from actors.generation.engine import Engine
-from actors.generation.senders import Transfer
+from actors.generation.senders import Transfer, pieces
 from actors.generation.types import EngineFailedError, GenerationRequest, RequestError, WeightMismatchError, WeightUpdate
 from actors.generation.versions import TokenVersions
 from actors.generation.weights import Manifest, WeightLayout
@@ -137,3 +140,28 @@ def test_the_ipc_buffer_holds_the_largest_weight_and_is_no_larger_than_all() -> 
     assert Transfer("ipc", MANIFEST, 1).ipc_bytes == 6 * 4
     assert Transfer("ipc", MANIFEST, 32).ipc_bytes == 32
     assert Transfer("ipc", MANIFEST, 2**30).ipc_bytes == 15 * 4
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=3), min_size=1, max_size=12),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+    st.integers(0, 400),
+)
+def test_pieces_are_read_as_the_weights_that_were_laid_down(shapes: list[list[int]], dtype: torch.dtype, room: int) -> None:
+    weights = {f"w{row}": torch.randn(shape).to(dtype) for row, shape in enumerate(shapes)}
+    largest = max(tensor.nbytes for tensor in weights.values())
+    buffer, read, most = torch.empty(largest + room, dtype=torch.uint8), {}, 0
+    for info in pieces(iter(weights.items()), buffer):
+        dtypes = [getattr(torch, name) for name in info["dtype_names"]]
+        content = buffer[: sum(info["tensor_sizes"])]
+        found = unpack_tensor(content, info["names"], info["shapes"], dtypes, info["tensor_sizes"])
+        read.update({name: tensor.clone() for name, tensor in found})
+        most = max(most, len(content))
+    assert list(read) == list(weights)
+    assert all(torch.equal(read[name], weights[name]) for name in weights)
+    assert most + largest > len(buffer) or most == sum(tensor.nbytes for tensor in weights.values())  # pieces are as large as they can be
+
+
+def test_a_weight_that_does_not_fit_the_buffer_is_named() -> None:
+    with pytest.raises(ValueError, match="weight 'b' has 16 bytes, the buffer 15"):
+        list(pieces(iter({"a": torch.zeros(2), "b": torch.zeros(4)}.items()), torch.empty(15, dtype=torch.uint8)))
