@@ -124,10 +124,10 @@ def planned_memory(config: BaseRunConfig, shape: memory.ModelShape | None = None
     if not isinstance(config, RunConfig):
         return {"policy worker": memory.policy_memory(shape, config.policy, shape.context)}
     longest = min(shape.context, config.generation.max_model_len or shape.context)
-    return {
-        "policy worker": memory.policy_memory(shape, config.policy, longest),
-        "engine": memory.engine_memory(shape, config.generation),
-    }
+    worker = memory.policy_memory(shape, config.policy, longest)
+    if config.placement in ("auto", "colocated") and config.generation.refit in ("auto", "ipc"):
+        worker |= memory.ipc_memory(shape, config.policy, config.generation)
+    return {"policy worker": worker, "engine": memory.engine_memory(shape, config.generation)}
 
 
 def check_memory(config: BaseRunConfig, shape: memory.ModelShape) -> None:

@@ -78,7 +78,7 @@ JOBS: dict[str, Job] = {
     "refit-0.5b": measures("refit", "--shapes", "0.5b", "--modes", "ipc"),
     "refit-1.5b": measures("refit", "--shapes", "1.5b", "--modes", "ipc", "--sleep-levels", "1"),
     "layouts": checks("test_layouts", gpus=2),
-    "refit-nccl": checks("test_refit", "nccl", gpus=2),
+    "refit-two-gpus": checks("test_refit", "nccl or two-gpus", gpus=2),
     "refit-nccl-0.5b": measures("refit", "--shapes", "0.5b", "--modes", "nccl", gpus=2),
     "refit-nccl-1.5b": measures("refit", "--shapes", "1.5b", "--modes", "nccl", gpus=2),
     "smollm2-sync": trains("smollm2-135m-2gpu-async", "name=smollm2-135m-2gpu-sync", "mode=sync", gpus=2, alone=True),

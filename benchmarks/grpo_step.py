@@ -95,9 +95,8 @@ def step(config: RunConfig, plane: DataPlane, engines: list[str], number: int) -
     }
 
 
-def measure(size: str, shape: str, steps: int, overrides: list[str], memory: gpu_run.Memory) -> dict[str, Any]:
+def measure(config: RunConfig, shape: str, steps: int, memory: gpu_run.Memory) -> dict[str, Any]:
     """Median over the steps after `WARM_UP` others."""
-    config = configure(size, overrides)
     with tempfile.TemporaryDirectory() as directory:
         model = gpu_run.write_model(Path(directory), shape, 2048)
         with gpu_run.running(config, model) as actors:
@@ -112,10 +111,7 @@ def measure(size: str, shape: str, steps: int, overrides: list[str], memory: gpu
                 print("  ".join(f"{name} {value:.3f}" for name, value in rows[-1].items()), flush=True)
             peak = memory.peak_gib()
     row = gpu_run.medians(rows[WARM_UP:])
-    row |= {"peak_gib": peak, "tokens_per_s": round(row["response_tokens"] / row["step"])}
-    if size in TRL_S:
-        row["trl_to_ours"] = round(TRL_S[size] / row["step"], 2)
-    return row
+    return row | {"peak_gib": peak, "tokens_per_s": round(row["response_tokens"] / row["step"])}
 
 
 def main() -> None:
@@ -126,10 +122,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("overrides", nargs="*", metavar="field=value")
     options = parser.parse_args()
+    configs = {size: configure(size, options.overrides) for size in options.sizes}  # all of them, before minutes go into the first
     memory = gpu_run.Memory()
     found = {}
-    for size in options.sizes:
-        found[size] = measure(size, options.shape, options.steps, options.overrides, memory)
+    for size, config in configs.items():
+        found[size] = measure(config, options.shape, options.steps, memory)
+        if size in TRL_S:
+            found[size]["trl_to_ours"] = round(TRL_S[size] / found[size]["step"], 2)
         print(size, json.dumps(found[size]), flush=True)
     memory.close()
     value = min((row["trl_to_ours"] for row in found.values() if "trl_to_ours" in row), default=0.0)

@@ -2,6 +2,7 @@
 
 policy worker   weights, gradients, optimizer, reference   by parameters of this rank (TP, PP; the optimizer over DP x CP as well)
                 activations, logits                        by tokens of a micro-batch; one micro-batch is alive at a time
+                refit                                      ipc: the buffer in which weights pass to engines; it stays
 engine          weights, KV cache                          by the generation settings
 
 An estimate: docs/gpu.md sets it beside what was measured.
@@ -116,6 +117,11 @@ def policy_memory(shape: ModelShape, policy: PolicyConfig, longest: int) -> Part
         "workspace": WORKSPACE_BYTES + CONTEXT_BYTES,
     }
     return {name: value for name, value in parts.items() if value}
+
+
+def ipc_memory(shape: ModelShape, policy: PolicyConfig, generation: GenerationConfig) -> Parts:
+    """What a worker that sends its weights within the GPU's memory holds for that (`senders.SharedBuffer`)."""
+    return {"refit": min(shape.parameters() * _BYTES[policy.dtype], generation.refit_buffer_mib * 2**20)}
 
 
 def engine_memory(shape: ModelShape, generation: GenerationConfig) -> Parts:

@@ -44,6 +44,12 @@ CASES = [
         id="ipc-sleep-1-graphs",
     ),
     pytest.param("qwen3", ["placement=colocated", "generation.executor=in_process", "generation.sleep_level=2"], id="ipc-sleep-2"),
+    pytest.param(
+        "qwen3",
+        ["placement=colocated", "generation.executor=async", "generation.num_engines=2", "policy.parallel.data=2"],
+        id="ipc-two-gpus",
+        marks=NEEDS_TWO,
+    ),
     pytest.param("qwen3", ASYNC, id="nccl-async", marks=NEEDS_TWO),
     pytest.param("llama", ["placement=separate", "generation.executor=in_process"], id="nccl-in_process-tied-llama", marks=NEEDS_TWO),
     pytest.param("qwen3", [*ASYNC, "generation.num_engines=2"], id="nccl-two-engines", marks=NEEDS_THREE),

@@ -114,3 +114,14 @@ def test_engines_that_share_a_gpu_count_each(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_policy_on_a_cpu_has_no_plan() -> None:
     assert preflight.planned_memory(load("arithmetic-cpu", ["policy.device=cpu"])) == {}
     assert set(preflight.planned_memory(load("arithmetic-cpu"))) == {"policy worker", "engine"}
+
+
+def test_a_worker_keeps_a_buffer_for_engines_on_its_gpu() -> None:
+    def worker(*overrides: str) -> dict[str, float]:
+        return preflight.planned_memory(load("arithmetic-cpu", ["policy.device=auto", *overrides]), QWEN2_HALF_B)["policy worker"]
+
+    size = QWEN2_HALF_B.parameters() * 4
+    assert worker("placement=colocated", "generation.refit_buffer_mib=2048")["refit"] == size
+    assert worker("placement=colocated")["refit"] == GIB
+    for elsewhere in ("placement=separate", "generation.refit=nccl"):
+        assert "refit" not in worker(elsewhere)
