@@ -152,11 +152,11 @@ class StubEngine:
 
 
 @contextmanager
-def stubbed(group: type[StubPolicyGroup] = StubPolicyGroup) -> Iterator[None]:
+def stubbed(group: type[StubPolicyGroup] = StubPolicyGroup, collector: type[StubCollector] = StubCollector) -> Iterator[None]:
     """Runs that are launched inside have these actors."""
     with ExitStack() as stack:
         for name, stub in (
-            ("Collector", StubCollector),
+            ("Collector", collector),
             ("PolicyGroup", group),
             ("engine_actor_class", lambda: ray.remote(StubEngine)),
         ):

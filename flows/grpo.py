@@ -13,12 +13,12 @@ from typing import Any
 
 from prefect import flow
 
-from actors.data_plane.meta import KVBatchMeta
 from configs.loader import load
 from flows.grpo_session import GrpoSession
 from flows.grpo_step import GrpoStep
 from flows.parameters import Steps, with_steps
 from flows.session import run_name
+from tasks.batch import Batch
 
 
 @flow(name="grpo", flow_run_name=run_name, validate_parameters=False)
@@ -60,12 +60,12 @@ def asynchronous(run: GrpoSession) -> None:
             run.validate_now_and_then(step)
 
 
-def improve_policy(stage: GrpoStep, batch: KVBatchMeta) -> None:
+def improve_policy(stage: GrpoStep, batch: Batch) -> None:
     """From scored responses to new weights in the engines."""
     batch = stage.logprob(batch)
     batch = stage.ref_logprob(batch)
-    batch = stage.advantage(batch)
-    stage.train(batch)
+    chosen = stage.advantage(batch)
+    stage.train(chosen)
     stage.refit()
 
 

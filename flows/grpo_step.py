@@ -14,7 +14,8 @@ from actors.data_plane.meta import KVBatchMeta
 from flows.step import Step
 from tasks import events
 from tasks.advantage import advantage
-from tasks.call import submit_and_send
+from tasks.batch import Batch
+from tasks.call import submit_and_note
 from tasks.logprob import logprob, ref_logprob
 from tasks.refit import refit
 from tasks.replay import claim, set_version, settle
@@ -31,32 +32,33 @@ class GrpoStep(Step):
         super().__init__(run, number)
         self._run: GrpoSession = run
         self._config = run.config
+        self._batch = Batch()
 
-    def rollout(self) -> KVBatchMeta:
-        """Sample responses, score them, store them."""
+    def rollout(self) -> Batch:
+        """Sample responses, score them, store them. Does not wait for them."""
         timeout_s = self._config.generation.timeout_s
-        result = self._first("rollout", rollout, self._run.namespace, self.number, self._run.weight_version, timeout_s)
-        self._written = result.meta
-        self._run.show_samples(self.number, "train", result.samples)
-        return result.meta
+        version = self._run.weight_version
+        self._begin("rollout", rollout, self._run.namespace, self.number, version, timeout_s, quote(self._batch))
+        return self._batch
 
-    def logprob(self, batch: KVBatchMeta) -> KVBatchMeta:
+    def logprob(self, batch: Batch) -> Batch:
         """The policy's own log-probabilities of the samples (the `old` of the ratio); `train` comes after them."""
         return self._log_probabilities("logprob", logprob, batch, "policy_logprobs", self._config.policy.why_no_logprob())
 
-    def ref_logprob(self, batch: KVBatchMeta) -> KVBatchMeta:
+    def ref_logprob(self, batch: Batch) -> Batch:
         """The reference's log-probabilities, for the KL term; `train` comes after them."""
         return self._log_probabilities("ref_logprob", ref_logprob, batch, "reference_logprobs", self._config.policy.why_no_ref_logprob())
 
-    def advantage(self, batch: KVBatchMeta) -> KVBatchMeta:
+    def advantage(self, batch: Batch) -> KVBatchMeta:
         """Rewards against their group's mean; returns the rows to train on."""
         config = self._config
+        self._take()
         divides = config.policy.parallel.data * config.policy.updates_per_step if config.rollout.dynamic_sampling else None
         with self._timed("advantage"):
             result = advantage(
                 self._run.actors.address,
                 self.number,
-                quote(batch),
+                quote(batch.meta()),
                 config.policy.loss.normalize_advantages,
                 divides,
                 config.data_plane.timeout_s,
@@ -75,12 +77,23 @@ class GrpoStep(Step):
         self.metrics |= {"refit_bytes": result["bytes"], "refit_pause_s": result["pause_s"]}
         events.refit_completed(self.number, result)
 
-    def _log_probabilities(self, stage: str, task: Any, batch: KVBatchMeta, column: str, why_not: str | None) -> KVBatchMeta:
+    def withdraw(self) -> None:
+        """What waits for the samples does not begin any more, either."""
+        self._batch.give_up()
+        super().withdraw()
+
+    def _take(self) -> None:
+        """Wait for the samples, and show some."""
+        result = self._begun()
+        self._written = result.meta
+        self._run.show_samples(self.number, "train", result.samples)
+
+    def _log_probabilities(self, stage: str, task: Any, batch: Batch, column: str, why_not: str | None) -> Batch:
         arguments = self._run.namespace, self.number, quote(batch), self._config.policy.timeout_s, why_not
         if why_not:
-            self._before_train[stage] = task.submit(*arguments)
+            self._before_train[stage] = submit_and_note(batch.sent, task, *arguments)
             return batch
-        self._before_train[stage] = submit_and_send(task, *arguments)
+        self._before_train[stage] = submit_and_note(batch.sent, task, *arguments)
         self._sent += (stage,)
         return batch.with_fields(column)
 
@@ -92,15 +105,18 @@ class AsyncGrpoStep(GrpoStep):
         super().__init__(run, number)
         self._uids: tuple[str, ...] = ()
 
-    def claim(self) -> KVBatchMeta:
-        """Take groups that are young enough, waiting for them."""
+    def claim(self) -> Batch:
+        """Take groups that are young enough. Does not wait for them."""
         config = self._config
-        groups, rules = config.rollout.prompts_per_step, config.asynchronous
-        result = self._first("claim", claim, self._run.namespace, self.number, groups, rules, config.rollout.dynamic_sampling)
+        groups, replace = config.rollout.prompts_per_step, config.rollout.dynamic_sampling
+        self._begin("claim", claim, self._run.namespace, self.number, groups, config.asynchronous, replace, quote(self._batch))
+        return self._batch
+
+    def _take(self) -> None:
+        result = self._begun()
         self._uids = result.uids
         self.metrics |= result.metrics | {"idle/trainer_s": self.metrics["time/claim"]}
         self._run.show_samples(self.number, "train", result.samples)
-        return result.meta
 
     def refit(self) -> None:
         """The new weights into the engines, beside what they generate; the next step trains them."""

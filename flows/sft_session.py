@@ -26,7 +26,8 @@ class SftStep(Step):
     def batch(self) -> KVBatchMeta:
         """The next samples, tokenised and stored."""
         timeout_s = self._run.config.data_plane.timeout_s
-        result = self._first("batch", supervised_batch, self._run.namespace, self.number, timeout_s)
+        self._begin("batch", supervised_batch, self._run.namespace, self.number, timeout_s)
+        result = self._begun()
         self._written = result.meta
         self.metrics["dropped_samples"] = result.dropped
         return result.meta

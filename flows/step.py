@@ -5,13 +5,14 @@ A task run costs some milliseconds before and after its work. They hide behind w
     rollout ─┬► logprob ─► ref_logprob ─┬► train ─┬► refit ─┬► rollout
              └► advantage ──────────────┘         └► clear ─┴► metrics written    (of this step, beside the next one's rollout)
 
-From advantage on all stages are with the policy group, which begins each one when those before it have ended well.
+Task runs of logprob and ref_logprob wait for the samples (tasks/batch.py). From advantage on all stages are with the policy group, which
+begins each one when those before it have ended well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from prefect import Task
@@ -37,6 +38,8 @@ class Step:
 
     def __init__(self, run: Session[Any], number: int) -> None:
         self._run, self.number = run, number
+        self._first: PrefectFuture[Any] | None = None
+        self._first_timer = ExitStack()
         self._written: KVBatchMeta | None = None
         self._sent: tuple[str, ...] = ()  # stages that are with the policy group, or were
         self._before_train: dict[str, PrefectFuture[Any]] = {}
@@ -92,12 +95,17 @@ class Step:
             timeout_s = self._run.config.data_plane.timeout_s
             self._clearing = clear.submit(self._run.namespace, self.number, quote(self._written), timeout_s)
 
-    def _first[**P, R](self, stage: str, task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """The result of the step's first stage; what is left of the step before is done meanwhile."""
-        with self._timed(stage):
-            future = submit_and_send(task, *args, **kwargs)
+    def _begin[**P, R](self, stage: str, task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Submit the step's first stage."""
+        self._first_timer.enter_context(self._timed(stage))
+        self._first = submit_and_send(task, *args, **kwargs)
+
+    def _begun(self) -> Any:
+        """The result of the first stage; what is left of the step before is done meanwhile."""
+        assert self._first is not None
+        with self._first_timer:
             self._run.finish_last_step()
-            return future.result()
+            return self._first.result()
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:

@@ -33,6 +33,7 @@ from actors.data_plane.interface import DataPlaneGoneError
 from actors.generation.types import GenerationTimeoutError
 from actors.policy.turns import Turn, WithdrawnError
 from actors.waiting import ActorTimeoutError, find, wait
+from tasks.batch import Batch
 
 # A stage is neither cached nor persisted: its effect lies in the actors and the data plane, not in its small result.
 STAGE: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False, "retries": 0}
@@ -62,13 +63,19 @@ def submit_and_send[**P, R](task: Task[P, R], *args: P.args, **kwargs: P.kwargs)
     Python runs one thread at a time: whatever the caller went on with would hold up the stage that the actors wait for.
     """
     sent = threading.Event()
+    future = submit_and_note(sent, task, *args, **kwargs)
+    sent.wait(_HEAD_START_S)
+    return future
+
+
+def submit_and_note[**P, R](sent: threading.Event, task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> PrefectFuture[R]:
+    """Submit a task that sets `sent` when its call has left this process."""
     token = _sent.set(sent)  # the task's thread runs in a copy of this context
     try:
         future: PrefectFuture[R] = task.submit(*args, **kwargs)
     finally:
         _sent.reset(token)
     future.add_done_callback(lambda _: sent.set())  # it may call nobody
-    sent.wait(_HEAD_START_S)
     return future
 
 
@@ -91,6 +98,7 @@ def call_policy(namespace: str, method: str, *arguments: Any, turn: Turn | None,
         The stage's metrics; or, of a stage that was withdrawn, the state that its task run ends in.
 
     Args:
+        arguments: a `Batch` is waited for.
         timeout_s: of one stage; those before it take their own time.
 
     Raises:
@@ -98,6 +106,7 @@ def call_policy(namespace: str, method: str, *arguments: Any, turn: Turn | None,
     """
     patience = turn.patience if turn else 1
     try:
+        arguments = tuple(argument.meta() if isinstance(argument, Batch) else argument for argument in arguments)
         return call(namespace, names.POLICY, method, *arguments, turn, timeout_s=timeout_s * patience)
     except WithdrawnError as error:
         return Cancelled(message=str(error))

@@ -6,28 +6,28 @@ from prefect import task
 from prefect.client.schemas import State
 from prefect.states import Completed
 
-from actors.data_plane.meta import KVBatchMeta
 from actors.policy.turns import Turn
+from tasks.batch import Batch
 from tasks.call import RETRIED, call_policy
 
 
 @task(name="logprob", task_run_name="logprob-{step}", **RETRIED)
-def logprob(namespace: str, step: int, meta: KVBatchMeta, timeout_s: float, skip_reason: str | None = None) -> dict[str, float] | State:
+def logprob(namespace: str, step: int, batch: Batch, timeout_s: float, skip_reason: str | None = None) -> dict[str, float] | State:
     """Write `policy_logprobs`; or, with a reason, show in the UI that this configuration needs none."""
     if skip_reason:
         return Completed(name="Skipped", message=skip_reason)
     result: dict[str, float] = call_policy(
-        namespace, "logprob", meta, "policy_logprobs", False, turn=Turn(step, "logprob"), timeout_s=timeout_s
+        namespace, "logprob", batch, "policy_logprobs", False, turn=Turn(step, "logprob"), timeout_s=timeout_s
     )
     return result
 
 
 @task(name="ref_logprob", task_run_name="ref-logprob-{step}", **RETRIED)
-def ref_logprob(namespace: str, step: int, meta: KVBatchMeta, timeout_s: float, skip_reason: str | None = None) -> dict[str, float] | State:
+def ref_logprob(namespace: str, step: int, batch: Batch, timeout_s: float, skip_reason: str | None = None) -> dict[str, float] | State:
     """Write `reference_logprobs`; or, with a reason, show in the UI that this configuration needs none."""
     if skip_reason:
         return Completed(name="Skipped", message=skip_reason)
     result: dict[str, float] = call_policy(
-        namespace, "logprob", meta, "reference_logprobs", True, turn=Turn(step, "ref_logprob"), timeout_s=timeout_s
+        namespace, "logprob", batch, "reference_logprobs", True, turn=Turn(step, "ref_logprob"), timeout_s=timeout_s
     )
     return result

@@ -17,7 +17,8 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
 from actors.data_plane.interface import DataPlaneGoneError
 from actors.policy.executors import Request
-from benchmarks.control_plane_flow import StubPolicyGroup, StubWorker, stubbed
+from actors.rollout.samples import Rollout
+from benchmarks.control_plane_flow import StubCollector, StubPolicyGroup, StubWorker, stubbed
 from flows.grpo import grpo
 from tasks.reporting.metrics import by_step, read
 from tasks.reporting.summary import Summary
@@ -60,23 +61,32 @@ class UnluckyGroup(StubPolicyGroup):
     worker = UnluckyWorker
 
 
+class EmptyCollector(StubCollector):
+    """Has no prompt for the second step."""
+
+    def rollout(self, step: int, weight_version: int) -> Rollout:
+        if step == 2:
+            raise ValueError("no such prompt")
+        return super().rollout(step, weight_version)
+
+
 @flow(name="grpo")
-def run_with(group: type[StubPolicyGroup], output: Path) -> None:
-    """The `grpo` flow over this policy group."""
+def run_with(actors: dict[str, Any], output: Path) -> None:
+    """The `grpo` flow over these actors."""
     overrides = [
         f"steps={STEPS}", f"validate_every={STEPS}", "warm_start.steps=0", "warm_start.stop_at_accuracy=null", f"output_dir={output}",
         "rollout.prompts_per_step=4",
     ]  # fmt: skip
-    with stubbed(group):
+    with stubbed(**actors):
         grpo.fn("arithmetic-cpu", overrides)
 
 
 @pytest.fixture
-def run(server: str, ray_session: None, tmp_path: Path) -> Callable[[type[StubPolicyGroup]], str]:
-    """Runs the flow over a group, to its end; returns its flow run's id."""
+def run(server: str, ray_session: None, tmp_path: Path) -> Callable[..., str]:
+    """Runs the flow over actors, to its end; returns its flow run's id."""
 
-    def go(group: type[StubPolicyGroup]) -> str:
-        state = run_with(group, tmp_path, return_state=True)
+    def go(**actors: Any) -> str:
+        state = run_with(actors, tmp_path, return_state=True)
         return str(state.state_details.flow_run_id)
 
     return go
@@ -95,8 +105,8 @@ def states(flow_run_id: str, wanted: set[str]) -> dict[str, tuple[str | None, st
         time.sleep(0.2)
 
 
-def test_a_stage_that_fails_leaves_the_next_ones_unbegun(run: Callable[[type[StubPolicyGroup]], str], tmp_path: Path) -> None:
-    flow_run_id = run(BrokenGroup)
+def test_a_stage_that_fails_leaves_the_next_ones_unbegun(run: Callable[..., str], tmp_path: Path) -> None:
+    flow_run_id = run(group=BrokenGroup)
     summary = Summary.read(tmp_path / "latest" / "summary.json")
     assert summary.status == "failed"
     assert summary.error == "ValueError: no such row"
@@ -111,8 +121,19 @@ def test_a_stage_that_fails_leaves_the_next_ones_unbegun(run: Callable[[type[Stu
     assert "rollout-3" not in found
 
 
-def test_after_a_retry_each_step_is_trained_once(run: Callable[[type[StubPolicyGroup]], str], tmp_path: Path) -> None:
-    flow_run_id = run(UnluckyGroup)
+def test_stages_do_not_wait_for_samples_that_will_not_come(run: Callable[..., str], tmp_path: Path) -> None:
+    flow_run_id = run(collector=EmptyCollector)
+    summary = Summary.read(tmp_path / "latest" / "summary.json")
+    assert (summary.status, summary.error, summary.steps) == ("failed", "ValueError: no such prompt", 1)
+    found = states(flow_run_id, {"rollout-2", "logprob-2", "ref-logprob-2"})
+    assert found["rollout-2"][0] == "Failed"
+    for name in ("logprob-2", "ref-logprob-2"):
+        assert found[name] == ("Cancelled", "it was not begun: its samples did not come")
+    assert not found.keys() & {"advantage-2", "train-2", "refit-2", "clear-2"}
+
+
+def test_after_a_retry_each_step_is_trained_once(run: Callable[..., str], tmp_path: Path) -> None:
+    flow_run_id = run(group=UnluckyGroup)
     summary = Summary.read(tmp_path / "latest" / "summary.json")
     assert (summary.status, summary.steps, summary.weight_version) == ("completed", STEPS, STEPS)
     rows = by_step(read(tmp_path / "latest" / "metrics.jsonl"))

@@ -1,0 +1,72 @@
+"""Samples that are handed on between threads: who waits gets them, or hears that they will not come."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from actors.data_plane.meta import KVBatchMeta
+from actors.policy.turns import WithdrawnError
+from tasks.batch import Batch
+
+META = KVBatchMeta(partition_id="train", task_name="rollout", keys=("a", "b"), sequence_lengths=(3, 4), tags=({}, {})).with_fields(
+    "rewards"
+)
+
+
+def test_all_who_wait_get_the_samples_each_with_its_columns() -> None:
+    batch = Batch()
+    more = batch.with_fields("policy_logprobs").with_fields("reference_logprobs")
+    with ThreadPoolExecutor(3) as threads:
+        waiting = [threads.submit(one.meta) for one in (batch, more)]
+        batch.sent.set()
+        batch.arrive(META)
+        plain, wider = (future.result(5) for future in waiting)
+    assert plain == META
+    assert wider == META.with_fields("policy_logprobs", "reference_logprobs")
+    assert more.meta() == wider, "again, for a stage that is repeated"
+
+
+def test_whoever_brings_the_samples_lets_the_first_stage_go_ahead() -> None:
+    batch, order = Batch(), []
+
+    def bring() -> None:
+        batch.arrive(META)
+        order.append("brought")
+
+    with ThreadPoolExecutor(1) as threads:
+        bringing = threads.submit(bring)
+        batch.with_fields("policy_logprobs").meta()
+        order.append("sent")
+        batch.sent.set()
+        bringing.result(5)
+    assert order == ["sent", "brought"]
+
+
+def test_who_waits_for_samples_that_will_not_come_is_told() -> None:
+    batch = Batch()
+    waits = threading.Event()
+
+    def wait() -> KVBatchMeta:
+        waits.set()
+        return batch.meta()
+
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(wait)
+        waits.wait(5)
+        batch.give_up()
+        with pytest.raises(WithdrawnError, match="its samples did not come"):
+            waiting.result(5)
+    batch.arrive(META)  # too late: nobody is waiting
+    with pytest.raises(WithdrawnError):
+        batch.meta()
+
+
+def test_samples_that_are_there_stay() -> None:
+    batch = Batch()
+    batch.sent.set()
+    batch.arrive(META)
+    batch.give_up()
+    assert batch.meta() == META
