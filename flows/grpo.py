@@ -18,7 +18,7 @@ from flows.grpo_session import GrpoSession
 from flows.grpo_step import GrpoStep
 from flows.parameters import Steps, with_steps
 from flows.session import run_name
-from tasks.batch import Batch
+from tasks.coming import Batch
 
 
 @flow(name="grpo", flow_run_name=run_name, validate_parameters=False)

@@ -15,6 +15,7 @@ from configs.run import RunConfig
 from flows.grpo_step import AsyncGrpoStep, GrpoStep
 from flows.session import Prepared, Session
 from tasks.checkpoint import export_hf
+from tasks.coming import Coming
 from tasks.evaluate import validate
 from tasks.generate import generate, stop_generating
 from tasks.launch import RunActors, launch, planned_actors
@@ -45,6 +46,7 @@ class GrpoSession(Session[RunConfig]):
         self.weight_version = 0
         self._logprob_errors: list[float] = []
         self._validations: dict[int, Validation] = {}
+        self._next: GrpoStep | None = None
         rules = config.asynchronous
         self.weight_updates = UpdateOptions()
         if config.mode == "async":
@@ -100,8 +102,20 @@ class GrpoSession(Session[RunConfig]):
 
     def validate_now_and_then(self, step: int) -> None:
         """Every `validate_every` steps, and after the last."""
-        if step % self.config.validate_every == 0 or step == self.steps:
+        if self._validates(step):
             self.validate(step)
+
+    def _validates(self, step: int) -> bool:
+        return step % self.config.validate_every == 0 or step == self.steps
+
+    def goes_straight_on(self, step: int) -> bool:
+        """Whether a rollout with the step's weights follows it, and nothing comes between."""
+        return self.config.mode == "sync" and not self._validates(step)
+
+    def begin_rollout(self, number: int, weights: Coming[int]) -> None:
+        """Submit the next step's rollout, to begin when the weights are there."""
+        self._next = GrpoStep(self, number)
+        self._next.rollout_after(weights)
 
     def show_samples(self, step: int, phase: Phase, samples: Sequence[Sample]) -> None:
         """What the model said, into the run directory and the Prefect UI."""
@@ -117,7 +131,8 @@ class GrpoSession(Session[RunConfig]):
     @contextmanager
     def step(self, number: int) -> Iterator[GrpoStep]:
         """One synchronous step."""
-        with self._step(GrpoStep(self, number)) as step:
+        begun, self._next = self._next, None
+        with self._step(begun or GrpoStep(self, number)) as step:
             yield step
 
     @contextmanager

@@ -14,8 +14,8 @@ from actors.data_plane.meta import KVBatchMeta
 from flows.step import Step
 from tasks import events
 from tasks.advantage import advantage
-from tasks.batch import Batch
-from tasks.call import submit_and_note
+from tasks.call import submit_and_note, submit_and_send
+from tasks.coming import Batch, Coming
 from tasks.logprob import logprob, ref_logprob
 from tasks.refit import refit
 from tasks.replay import claim, set_version, settle
@@ -33,13 +33,18 @@ class GrpoStep(Step):
         self._run: GrpoSession = run
         self._config = run.config
         self._batch = Batch()
+        self._weights: Coming[int] | None = None  # that this step makes, if a rollout waits for them
 
     def rollout(self) -> Batch:
         """Sample responses, score them, store them. Does not wait for them."""
-        timeout_s = self._config.generation.timeout_s
-        version = self._run.weight_version
-        self._begin("rollout", rollout, self._run.namespace, self.number, version, timeout_s, quote(self._batch))
+        self._time_first("rollout")
+        if self._first is None:
+            self._first = submit_and_send(rollout, *self._rollout_arguments(self._run.weight_version))
         return self._batch
+
+    def rollout_after(self, weights: Coming[int]) -> None:
+        """Submit the rollout before the step begins."""
+        self._first = submit_and_note(weights.sent(), rollout, *self._rollout_arguments(quote(weights)))
 
     def logprob(self, batch: Batch) -> Batch:
         """The policy's own log-probabilities of the samples (the `old` of the ratio); `train` comes after them."""
@@ -68,8 +73,12 @@ class GrpoStep(Step):
 
     def refit(self) -> None:
         """The new weights into the engines, when training is done."""
-        run, timeout_s = self._run, self._config.policy.timeout_s
-        refitting = refit.submit(run.namespace, str(self.number), run.actors.engines, run.weight_updates, timeout_s, self._turn("refit"))
+        run, timeout_s, turn = self._run, self._config.policy.timeout_s, self._turn("refit")
+        self._weights = Coming("weights") if run.goes_straight_on(self.number) else None
+        arguments = run.namespace, str(self.number), run.actors.engines, run.weight_updates, timeout_s, turn, quote(self._weights)
+        refitting = refit.submit(*arguments)
+        if self._weights:
+            run.begin_rollout(self.number + 1, self._weights)
         self.wait_for_training()
         with self._timed("refit"):
             result = refitting.result()
@@ -78,24 +87,28 @@ class GrpoStep(Step):
         events.refit_completed(self.number, result)
 
     def withdraw(self) -> None:
-        """What waits for the samples does not begin any more, either."""
-        self._batch.give_up()
+        """What waits for the step's samples or weights does not begin any more, either."""
+        self._batch.samples.give_up()
+        if self._weights:
+            self._weights.give_up()
         super().withdraw()
 
     def _take(self) -> None:
         """Wait for the samples, and show some."""
-        result = self._begun()
+        result = self._result_of_first()
         self._written = result.meta
         self._run.show_samples(self.number, "train", result.samples)
 
     def _log_probabilities(self, stage: str, task: Any, batch: Batch, column: str, why_not: str | None) -> Batch:
         arguments = self._run.namespace, self.number, quote(batch), self._config.policy.timeout_s, why_not
+        self._before_train[stage] = submit_and_note(batch.samples.sent(), task, *arguments)
         if why_not:
-            self._before_train[stage] = submit_and_note(batch.sent, task, *arguments)
             return batch
-        self._before_train[stage] = submit_and_note(batch.sent, task, *arguments)
         self._sent += (stage,)
         return batch.with_fields(column)
+
+    def _rollout_arguments(self, weight_version: Any) -> tuple[Any, ...]:
+        return self._run.namespace, self.number, weight_version, self._config.generation.timeout_s, quote(self._batch.samples)
 
 
 class AsyncGrpoStep(GrpoStep):
@@ -109,11 +122,13 @@ class AsyncGrpoStep(GrpoStep):
         """Take groups that are young enough. Does not wait for them."""
         config = self._config
         groups, replace = config.rollout.prompts_per_step, config.rollout.dynamic_sampling
-        self._begin("claim", claim, self._run.namespace, self.number, groups, config.asynchronous, replace, quote(self._batch))
+        arguments = self._run.namespace, self.number, groups, config.asynchronous, replace, quote(self._batch.samples)
+        self._time_first("claim")
+        self._first = submit_and_send(claim, *arguments)
         return self._batch
 
     def _take(self) -> None:
-        result = self._begun()
+        result = self._result_of_first()
         self._uids = result.uids
         self.metrics |= result.metrics | {"idle/trainer_s": self.metrics["time/claim"]}
         self._run.show_samples(self.number, "train", result.samples)

@@ -13,6 +13,7 @@ from actors.preflight_sft import SupervisedData, check_sft, prepare_sft_model
 from configs.sft import SftConfig
 from flows.session import Prepared, Session
 from flows.step import Step
+from tasks.call import submit_and_send
 from tasks.checkpoint import checkpoint
 from tasks.launch import RunActors, launch_sft, planned_sft_actors
 from tasks.reporting.checkpoints import Checkpoints
@@ -26,8 +27,9 @@ class SftStep(Step):
     def batch(self) -> KVBatchMeta:
         """The next samples, tokenised and stored."""
         timeout_s = self._run.config.data_plane.timeout_s
-        self._begin("batch", supervised_batch, self._run.namespace, self.number, timeout_s)
-        result = self._begun()
+        self._time_first("batch")
+        self._first = submit_and_send(supervised_batch, self._run.namespace, self.number, timeout_s)
+        result = self._result_of_first()
         self._written = result.meta
         self.metrics["dropped_samples"] = result.dropped
         return result.meta

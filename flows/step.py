@@ -5,8 +5,8 @@ A task run costs some milliseconds before and after its work. They hide behind w
     rollout ─┬► logprob ─► ref_logprob ─┬► train ─┬► refit ─┬► rollout
              └► advantage ──────────────┘         └► clear ─┴► metrics written    (of this step, beside the next one's rollout)
 
-Task runs of logprob and ref_logprob wait for the samples (tasks/batch.py). From advantage on all stages are with the policy group, which
-begins each one when those before it have ended well.
+Task runs begin before it is their stage's turn. Those of logprob, ref_logprob and the next step's rollout wait in this process for samples
+and weights (tasks/coming.py); train and refit are with the policy group, which begins each one when those before it have ended well.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from prefect import Task
 from prefect.futures import PrefectFuture
 from prefect.utilities.annotations import quote
 
 from actors.data_plane.meta import KVBatchMeta
 from actors.policy.turns import Turn
-from tasks.call import submit_and_send
 from tasks.clear import clear
 from tasks.data_plane import data_plane_metrics
 from tasks.train import train, withdraw
@@ -95,13 +93,12 @@ class Step:
             timeout_s = self._run.config.data_plane.timeout_s
             self._clearing = clear.submit(self._run.namespace, self.number, quote(self._written), timeout_s)
 
-    def _begin[**P, R](self, stage: str, task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Submit the step's first stage."""
+    def _time_first(self, stage: str) -> None:
+        """The step's first stage takes from now until `_result_of_first`."""
         self._first_timer.enter_context(self._timed(stage))
-        self._first = submit_and_send(task, *args, **kwargs)
 
-    def _begun(self) -> Any:
-        """The result of the first stage; what is left of the step before is done meanwhile."""
+    def _result_of_first(self) -> Any:
+        """What `_first` returned; what is left of the step before is done meanwhile."""
         assert self._first is not None
         with self._first_timer:
             self._run.finish_last_step()

@@ -33,7 +33,7 @@ from actors.data_plane.interface import DataPlaneGoneError
 from actors.generation.types import GenerationTimeoutError
 from actors.policy.turns import Turn, WithdrawnError
 from actors.waiting import ActorTimeoutError, find, wait
-from tasks.batch import Batch
+from tasks.coming import Batch
 
 # A stage is neither cached nor persisted: its effect lies in the actors and the data plane, not in its small result.
 STAGE: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False, "retries": 0}

@@ -7,8 +7,8 @@ from prefect.client.schemas import State
 from prefect.states import Completed
 
 from actors.policy.turns import Turn
-from tasks.batch import Batch
 from tasks.call import RETRIED, call_policy
+from tasks.coming import Batch
 
 
 @task(name="logprob", task_run_name="logprob-{step}", **RETRIED)

@@ -17,8 +17,8 @@ from actors.rollout.samples import Sample, StepReport
 from configs.staleness import AsyncConfig
 from tasks import events
 from tasks.advantage import by_group, zero_variance
-from tasks.batch import Batch
 from tasks.call import STAGE, call
+from tasks.coming import Coming
 from tasks.data_plane import data_plane_metrics
 
 _ANSWER_S = 60.0  # beyond a claim's own wait
@@ -40,12 +40,15 @@ class Claimed(BaseModel):
 
 
 @task(name="claim", task_run_name="claim-{step}", **STAGE)
-def claim(namespace: str, step: int, groups: int, config: AsyncConfig, replace_zero_variance: bool, batch: Batch) -> Claimed:
-    """Wait for `groups` groups and take them; their metadata is handed to `batch`, too.
+def claim(
+    namespace: str, step: int, groups: int, config: AsyncConfig, replace_zero_variance: bool, samples: Coming[KVBatchMeta]
+) -> Claimed:
+    """Wait for `groups` groups and take them.
 
     Args:
         replace_zero_variance: throw groups without reward variance away and take others, in at most `most_claims_per_step` claims; what
             the last of them brings is kept as it is.
+        samples: get the metadata at once.
 
     Raises:
         ReplayStalledError: they will not come. ActorGoneError, ActorTimeoutError: the replay buffer or the collector is lost.
@@ -62,7 +65,7 @@ def claim(namespace: str, step: int, groups: int, config: AsyncConfig, replace_z
         claims.append(_wait_for(namespace, len(dead), config))
         dropped += len(dead)
     meta = KVBatchMeta.concat([taken.meta for taken in claims])
-    batch.arrive(meta)
+    samples.arrive(meta)
     report: StepReport = call(namespace, names.COLLECTOR, "report", timeout_s=_ANSWER_S)
     metrics = call(namespace, names.REPLAY, "metrics", timeout_s=_ANSWER_S) | report.metrics | {"groups/replaced": float(dropped)}
     ages = [age for taken in claims for age in taken.ages]

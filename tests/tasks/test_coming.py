@@ -9,7 +9,7 @@ import pytest
 
 from actors.data_plane.meta import KVBatchMeta
 from actors.policy.turns import WithdrawnError
-from tasks.batch import Batch
+from tasks.coming import Batch
 
 META = KVBatchMeta(partition_id="train", task_name="rollout", keys=("a", "b"), sequence_lengths=(3, 4), tags=({}, {})).with_fields(
     "rewards"
@@ -21,8 +21,7 @@ def test_all_who_wait_get_the_samples_each_with_its_columns() -> None:
     more = batch.with_fields("policy_logprobs").with_fields("reference_logprobs")
     with ThreadPoolExecutor(3) as threads:
         waiting = [threads.submit(one.meta) for one in (batch, more)]
-        batch.sent.set()
-        batch.arrive(META)
+        batch.samples.arrive(META)
         plain, wider = (future.result(5) for future in waiting)
     assert plain == META
     assert wider == META.with_fields("policy_logprobs", "reference_logprobs")
@@ -31,16 +30,17 @@ def test_all_who_wait_get_the_samples_each_with_its_columns() -> None:
 
 def test_whoever_brings_the_samples_lets_the_first_stage_go_ahead() -> None:
     batch, order = Batch(), []
+    sent = batch.samples.sent()
 
     def bring() -> None:
-        batch.arrive(META)
+        batch.samples.arrive(META)
         order.append("brought")
 
     with ThreadPoolExecutor(1) as threads:
         bringing = threads.submit(bring)
         batch.with_fields("policy_logprobs").meta()
         order.append("sent")
-        batch.sent.set()
+        sent.set()
         bringing.result(5)
     assert order == ["sent", "brought"]
 
@@ -56,17 +56,16 @@ def test_who_waits_for_samples_that_will_not_come_is_told() -> None:
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(wait)
         waits.wait(5)
-        batch.give_up()
+        batch.samples.give_up()
         with pytest.raises(WithdrawnError, match="its samples did not come"):
             waiting.result(5)
-    batch.arrive(META)  # too late: nobody is waiting
+    batch.samples.arrive(META)  # too late: nobody is waiting
     with pytest.raises(WithdrawnError):
         batch.meta()
 
 
 def test_samples_that_are_there_stay() -> None:
     batch = Batch()
-    batch.sent.set()
-    batch.arrive(META)
-    batch.give_up()
+    batch.samples.arrive(META)
+    batch.samples.give_up()
     assert batch.meta() == META
