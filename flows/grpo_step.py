@@ -101,9 +101,10 @@ class GrpoStep(Step):
 
     def _log_probabilities(self, stage: str, task: Any, batch: Batch, column: str, why_not: str | None) -> Batch:
         arguments = self._run.namespace, self.number, quote(batch), self._config.policy.timeout_s, why_not
-        self._before_train[stage] = submit_and_note(batch.samples.sent(), task, *arguments)
         if why_not:
+            self._before_train[stage] = task.submit(*arguments)
             return batch
+        self._before_train[stage] = submit_and_note(batch.samples.sent(), task, *arguments)
         self._sent += (stage,)
         return batch.with_fields(column)
 
