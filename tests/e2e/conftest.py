@@ -24,6 +24,7 @@ from flows.grpo import grpo
 from flows.parts import Record
 from flows.server import prefect_server
 from flows.up import worker_command
+from tasks.coming import Coming
 from tests.conftest import ROOT
 from tests.e2e.deployed import Deployed, gone
 from tests.e2e.tick import tick
@@ -87,6 +88,8 @@ def _weigh(value: Any) -> tuple[int, int]:
         def reducer_override(self, obj: Any) -> Any:
             nonlocal tensors
             tensors += isinstance(obj, torch.Tensor)
+            if isinstance(obj, Coming):  # handed on within the process
+                return list, ([obj.value()],)
             return NotImplemented
 
     import io
