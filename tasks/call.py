@@ -33,7 +33,7 @@ from actors.data_plane.interface import DataPlaneGoneError
 from actors.generation.types import GenerationTimeoutError
 from actors.policy.turns import Turn, WithdrawnError
 from actors.waiting import ActorTimeoutError, find, wait
-from tasks.coming import Batch
+from tasks.coming import HEAD_START_S, Batch
 
 # A stage is neither cached nor persisted: its effect lies in the actors and the data plane, not in its small result.
 STAGE: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False, "retries": 0}
@@ -54,7 +54,6 @@ RETRIED: dict[str, Any] = {**STAGE, "retries": 2, "retry_delay_seconds": [1, 5],
 
 # Set when the task run that was submitted with it has sent its first call.
 _sent: ContextVar[threading.Event | None] = ContextVar("_sent", default=None)
-_HEAD_START_S = 0.5
 
 
 def submit_and_send[**P, R](task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> PrefectFuture[R]:
@@ -64,7 +63,7 @@ def submit_and_send[**P, R](task: Task[P, R], *args: P.args, **kwargs: P.kwargs)
     """
     sent = threading.Event()
     future = submit_and_note(sent, task, *args, **kwargs)
-    sent.wait(_HEAD_START_S)
+    sent.wait(HEAD_START_S)
     return future
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from actors.data_plane.meta import KVBatchMeta
 from actors.policy.turns import WithdrawnError
 
-_HEAD_START_S = 0.5
+HEAD_START_S = 0.5  # the longest wait for another thread's call to leave
 
 
 class Coming[T]:
@@ -41,7 +41,7 @@ class Coming[T]:
         if self._future.set_running_or_notify_cancel():
             self._future.set_result(value)
             if self._sent:
-                self._sent.wait(_HEAD_START_S)
+                self._sent.wait(HEAD_START_S)
 
     def give_up(self) -> None:
         """It will not come; without effect when it has."""

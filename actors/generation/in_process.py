@@ -26,6 +26,7 @@ from vllm.outputs import RequestOutput
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from actors.generation import weight_transfer
 from actors.generation.executors import Job, Sink, Update, must_reset, overdue, prompt_input, take_down_versions
 from actors.generation.versions import TokenVersions
 
@@ -120,7 +121,7 @@ class InProcess:
         try:
             _register_architecture(arguments["model"])
             self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
-            if arguments["weight_transfer_config"].backend != "nccl":  # which has more to agree on: `join_transfer`
+            if arguments["weight_transfer_config"].backend != weight_transfer.NCCL:  # which has more to agree on: `join_transfer`
                 self._rpc("init_weight_transfer_engine", init_info={})
             take_down_versions(self._llm.output_processor, self.versions)
         except BaseException as error:  # noqa: BLE001  (`started` raises it in the thread that waits)

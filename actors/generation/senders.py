@@ -62,11 +62,14 @@ def broadcast(weights: Weights, transfer: Transfer, communicator: Any) -> None:
     """Send all weights to every vLLM worker of the communicator. Returns when they have left."""
     from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
-    with _own_stream():
+    # The broadcast makes new streams, and torch keeps freed memory for the stream that it was allocated on (vLLM issue 52950): memory of a
+    # pool of its own goes back to the driver with the pool.
+    pool = torch.cuda.MemPool()
+    with _own_stream(), torch.cuda.use_mem_pool(pool):
         NCCLWeightTransferEngine.trainer_send_weights(
             weights, {"group": communicator, "packed": True, "packed_buffer_size_bytes": transfer.buffer_bytes}
         )
-    torch.cuda.synchronize()
+        torch.cuda.synchronize()
 
 
 class SharedBuffer:

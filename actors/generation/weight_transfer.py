@@ -1,10 +1,13 @@
-"""The "host" backend of vLLM's weight transfer: full tensors in host memory go into a running engine.
+"""Backends of vLLM's weight transfer that vLLM does not bring: how weights come into a running engine's workers.
 
-    start_weight_update ──► update_weights(weights | shared) ──► finish_weight_update      (vLLM's own protocol)
-     layers to meta          load_weights, layer by layer          layers left over, tied lm_head
+    start_weight_update ──► update_weights(...) ──► finish_weight_update      (vLLM's own protocol)
+     layers to meta          load_weights            layers left over, tied lm_head
 
-Importing this module registers the backend; vLLM imports it in every worker, as the module of `HostWorkerExtension`.
-Works on any device: loading copies from host memory. Sibling backends: vllm/distributed/weight_transfer/{nccl,ipc}_engine.py.
+    host        full tensors in host memory; works on any device
+    lean-nccl   vLLM's nccl, which gives its buffers back
+
+Importing this module registers them; vLLM imports it in every worker, as the module of `WorkerExtension`. Sibling of vLLM's, used as it
+is: vllm/distributed/weight_transfer/ipc_engine.py.
 """
 
 from __future__ import annotations
@@ -16,15 +19,17 @@ from typing import Any
 import torch
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from actors.generation.weights import open_shared
 
-BACKEND = "host"
+HOST, NCCL = "host", "lean-nccl"
+BACKENDS = {"auto": HOST, "host": HOST, "ipc": "ipc", "nccl": NCCL}  # what vLLM is told, by GenerationConfig.refit
 
 
-class HostWorkerExtension:
+class WorkerExtension:
     """Makes vLLM import this module in its workers (EngineArgs.worker_extension_cls). Adds nothing to them."""
 
 
@@ -83,4 +88,18 @@ class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo
         raise NotImplementedError("the host backend has no trainer side: pass the tensors to Engine.update_weights")
 
 
-WeightTransferEngineFactory.register_engine(BACKEND, HostWeightTransferEngine)
+class LeanNCCLWeightTransferEngine(NCCLWeightTransferEngine):
+    """vLLM's, whose buffers do not stay.
+
+    Each packed broadcast of vLLM 0.26 makes new streams, and torch keeps freed memory for the stream that it was allocated on: the engine
+    would come to hold buffers for all of torch's 32 streams (vLLM issue 52950).
+    """
+
+    def finish_weight_update(self) -> None:
+        """Load what is left over, and give the memory of the update back to the driver."""
+        super().finish_weight_update()
+        torch.cuda.empty_cache()
+
+
+WeightTransferEngineFactory.register_engine(HOST, HostWeightTransferEngine)
+WeightTransferEngineFactory.register_engine(NCCL, LeanNCCLWeightTransferEngine)

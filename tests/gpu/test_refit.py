@@ -64,11 +64,13 @@ class Run:
         self.config, self.model, self.engines = config, model, actors.engines
         self.pool = EnginePool(actors.namespace, actors.engines, timeout_s=120)
         self._policy = ray.get_actor("policy", namespace=actors.namespace)
-        self._worker = ray.get_actor("policy-worker-0", namespace=actors.namespace)
+        ranks = range(config.policy.parallel.world_size)
+        self._workers = [ray.get_actor(f"policy-worker-{rank}", namespace=actors.namespace) for rank in ranks]
+        self._worker = self._workers[0]
 
     def disturb(self, seed: int) -> None:
-        """Other weights in the policy."""
-        ray.get(self._worker.__ray_call__.remote(_disturb, seed), timeout=60)
+        """Other weights in the policy, the same in each worker."""
+        ray.get([worker.__ray_call__.remote(_disturb, seed) for worker in self._workers], timeout=60)
 
     def refit(self) -> dict[str, float]:
         metrics: dict[str, float] = ray.get(self._policy.refit.remote(self.engines, UpdateOptions()), timeout=120)
@@ -172,6 +174,7 @@ def test_after_a_refit_engines_say_what_transformers_says(run: Run) -> None:
         pytest.param(
             ("qwen3", ["placement=colocated", "generation.executor=in_process", "generation.num_engines=2"]), id="memory-two-engines"
         ),
+        pytest.param(("qwen3", ASYNC), id="memory-nccl", marks=NEEDS_TWO),
     ],
     indirect=True,
 )
