@@ -125,7 +125,8 @@ def planned_memory(config: BaseRunConfig, shape: memory.ModelShape | None = None
         return {"policy worker": memory.policy_memory(shape, config.policy, shape.context)}
     longest = min(shape.context, config.generation.max_model_len or shape.context)
     worker = memory.policy_memory(shape, config.policy, longest)
-    if config.placement in ("auto", "colocated") and config.generation.refit in ("auto", "ipc"):
+    colocated = config.placement == "colocated" or (config.placement == "auto" and torch.cuda.device_count() < config.gpus_apart)
+    if colocated and config.generation.refit in ("auto", "ipc"):
         worker |= memory.ipc_memory(shape, config.policy, config.generation)
     return {"policy worker": worker, "engine": memory.engine_memory(shape, config.generation)}
 

@@ -68,7 +68,7 @@ JOBS: dict[str, Job] = {
     "policy": checks("test_policy"),
     **{f"graphs-{name}": checks("test_cuda_graphs", name) for name in ("dense", "padded", "dynamic", "packed", "move")},
     **{f"refit-{name}": checks("test_refit", name) for name in ("ipc-async", "tied-llama", "sleep-1", "sleep-2", "lost")},
-    "refit-memory": checks("test_refit", "memory", alone=True),  # it looks at the memory of the whole GPU
+    "refit-memory": checks("test_refit", "memory and not nccl", alone=True),  # it looks at the memory of the whole GPU
     "smollm2": trains("smollm2-135m-1gpu"),
     "train_step-0.5b": measures(*STEP),
     "train_step-smollm2": measures(*STEP, "--shape", "smollm2-135m"),
@@ -78,7 +78,8 @@ JOBS: dict[str, Job] = {
     "refit-0.5b": measures("refit", "--shapes", "0.5b", "--modes", "ipc"),
     "refit-1.5b": measures("refit", "--shapes", "1.5b", "--modes", "ipc", "--sleep-levels", "1"),
     "layouts": checks("test_layouts", gpus=2),
-    "refit-two-gpus": checks("test_refit", "nccl or two-gpus", gpus=2),
+    "refit-two-gpus": checks("test_refit", "(nccl and not memory) or two-gpus", gpus=2),
+    "refit-memory-nccl": checks("test_refit", "memory-nccl", gpus=2, alone=True),
     "refit-nccl-0.5b": measures("refit", "--shapes", "0.5b", "--modes", "nccl", gpus=2),
     "refit-nccl-1.5b": measures("refit", "--shapes", "1.5b", "--modes", "nccl", gpus=2),
     "smollm2-sync": trains("smollm2-135m-2gpu-async", "name=smollm2-135m-2gpu-sync", "mode=sync", gpus=2, alone=True),

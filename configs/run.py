@@ -77,6 +77,11 @@ class RunConfig(BaseRunConfig):
         return self.rollout.prompts_per_step * self.rollout.responses_per_prompt
 
     @property
+    def gpus_apart(self) -> int:
+        """GPUs for every engine and every policy worker to have its own."""
+        return self.generation.num_engines * self.generation.tensor_parallel_size + self.policy.parallel.world_size
+
+    @property
     def optimizer(self) -> OptimizerConfig:
         """`policy.optimizer`, its schedule over all updates of this run."""
         return self.policy.optimizer.over(self.steps * self.policy.updates_per_step)

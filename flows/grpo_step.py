@@ -6,6 +6,7 @@ AsyncGrpoStep  claim   ─► ..............................................    
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 from prefect.utilities.annotations import quote
@@ -104,9 +105,10 @@ class GrpoStep(Step):
         if why_not:
             self._before_train[stage] = task.submit(*arguments)
             return batch
-        self._before_train[stage] = submit_and_note(batch.samples.sent(), task, *arguments)
+        sent = threading.Event() if batch.sent else batch.samples.sent()
+        self._before_train[stage] = submit_and_note(sent, task, *arguments)
         self._sent += (stage,)
-        return batch.with_fields(column)
+        return batch.with_field(column, sent)
 
     def _rollout_arguments(self, weight_version: Any) -> tuple[Any, ...]:
         return self._run.namespace, self.number, weight_version, self._config.generation.timeout_s, quote(self._batch.samples)

@@ -20,7 +20,10 @@ HEAD_START_S = 0.5  # the longest wait for another thread's call to leave
 
 
 class Coming[T]:
-    """A value that may still be to come. For several threads. Goes into a task as `quote(coming)`."""
+    """A value that may still be to come. For several threads of one process. Goes into a task as `quote(coming)`.
+
+    A wait for it has no deadline of its own: who brings it has one, and when that fails the flow gives up what waits (`Step.withdraw`).
+    """
 
     def __init__(self, what: str) -> None:
         """
@@ -61,19 +64,27 @@ class Coming[T]:
 
 @dataclass(frozen=True)
 class Batch:
-    """Metadata of samples that may still be to come, and columns that stages will have added to them."""
+    """Metadata of samples that may still be to come, and columns that stages will have added to them.
+
+    Attributes:
+        sent: set when the stage that adds the last of the columns has been sent; None: no stage adds any.
+    """
 
     samples: Coming[KVBatchMeta] = field(default_factory=lambda: Coming("samples"))
     fields: tuple[str, ...] = ()
+    sent: threading.Event | None = None
 
-    def with_fields(self, *fields: str) -> Batch:
-        """The same samples with more columns."""
-        return Batch(self.samples, (*self.fields, *fields))
+    def with_field(self, name: str, sent: threading.Event) -> Batch:
+        """The same samples with one more column."""
+        return Batch(self.samples, (*self.fields, name), sent)
 
     def meta(self) -> KVBatchMeta:
-        """Wait for them.
+        """Wait for them, and for the stage before to be sent: the workers begin with that one.
 
         Raises:
             WithdrawnError: they will not come.
         """
-        return self.samples.value().with_fields(*self.fields)
+        meta = self.samples.value()
+        if self.sent:
+            self.sent.wait(HEAD_START_S)
+        return meta.with_fields(*self.fields)

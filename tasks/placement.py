@@ -56,19 +56,18 @@ def place(config: RunConfig, gpus: int) -> Placement:
         ConfigError: they do not allow it, or the refit's transport does not fit it.
     """
     engines, ranks, workers = config.generation.num_engines, config.generation.tensor_parallel_size, config.policy.parallel.world_size
-    apart = engines * ranks + workers
     together = ranks == 1 and (engines == workers or workers == 1)
     kind = config.placement
     if kind == "auto":
         on_cpu = gpus == 0 or config.policy.device == "cpu"
-        kind = "cpu" if on_cpu else "separate" if gpus >= apart or not together else "colocated"
+        kind = "cpu" if on_cpu else "separate" if gpus >= config.gpus_apart or not together else "colocated"
     if kind == "colocated" and not together:
         raise ConfigError(
             "placement colocated puts one engine and one policy worker on each GPU, or several engines and one worker on a single GPU, but "
             f"there are {engines} engine(s) of {ranks} GPU(s) (generation.num_engines, generation.tensor_parallel_size) and {workers} "
             "worker(s) (policy.parallel): make their numbers equal"
         )
-    needed = {"cpu": 0, "colocated": workers, "separate": apart}[kind]
+    needed = {"cpu": 0, "colocated": workers, "separate": config.gpus_apart}[kind]
     if needed > gpus:
         raise ConfigError(
             f"placement {kind}: {engines} engine(s) of {ranks} GPU(s) and {workers} policy worker(s) need {needed} GPU(s), there are {gpus}"

@@ -121,7 +121,9 @@ def policy_memory(shape: ModelShape, policy: PolicyConfig, longest: int) -> Part
 
 def ipc_memory(shape: ModelShape, policy: PolicyConfig, generation: GenerationConfig) -> Parts:
     """What a worker that sends its weights within the GPU's memory holds for that (`senders.SharedBuffer`)."""
-    return {"refit": min(shape.parameters() * _BYTES[policy.dtype], generation.refit_buffer_mib * 2**20)}
+    size = _BYTES[policy.dtype]
+    largest = max(shape.vocab, shape.intermediate) * shape.hidden * size
+    return {"refit": max(largest, min(shape.parameters() * size, generation.refit_buffer_mib * 2**20))}
 
 
 def engine_memory(shape: ModelShape, generation: GenerationConfig) -> Parts:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import ray
 
 from actors.generation.pool import EnginePool
-from actors.generation.senders import Transfer
+from actors.generation.senders import NotDeliveredError, Transfer
 from actors.generation.types import RefitPlan, UpdateOptions, WeightUpdate
 from actors.generation.weights import Manifest
 from actors.waiting import ActorTimeoutError, wait, wait_all
@@ -80,6 +80,8 @@ class Sender:
                 except Exception as error:
                     if names[ref] in updates and self._plan.transport == "ipc":
                         continue  # the policy goes on with the engines that are left, or fails itself
+                    if isinstance(error, NotDeliveredError):
+                        continue  # rank 0 fails, too
                     self._blame_engine(updates, version)
                     if isinstance(error, ActorTimeoutError):  # the policy's own wait for an engine may end before this one
                         self._stuck([names[ref] for ref in pending] or [names[ref]], version)

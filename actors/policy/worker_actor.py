@@ -63,7 +63,7 @@ class PolicyWorkerActor:
         """As `PolicyWorker`; and how its weights will go to engines."""
         from actors.policy.worker import PolicyWorker  # Megatron: imported in the worker's process only
 
-        self._transport, self._communicator = transport, None
+        self._leads, self._transport, self._communicator = rank == 0, transport, None
         self._buffer: SharedBuffer | None = None
         self._plane = connect(address, timeout_s=timeout_s)
         self._worker = PolicyWorker(config, model_path, rank, init_method, self._plane, seed, temperature)
@@ -117,7 +117,7 @@ class PolicyWorkerActor:
         """`PolicyWorker.setup`."""
         with self._alone("setup"):
             info = self._worker.setup()
-            if self._transport == "nccl":
+            if self._leads and self._transport == "nccl":
                 senders.prepare_broadcast()
             return info
 
@@ -164,9 +164,8 @@ class PolicyWorkerActor:
         """
         with self._alone("send_weights"):
             if transfer.transport == "nccl":
-                leads = self._communicator is not None
                 self._worker.send_weights(
-                    lambda weights: senders.broadcast(weights, transfer, self._communicator) if leads else deque(weights, 0)
+                    lambda weights: senders.broadcast(weights, transfer, self._communicator) if self._leads else deque(weights, 0)
                 )
                 return
             delivery = senders.Delivery(namespace, engines, transfer, timeout_s)

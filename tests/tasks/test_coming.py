@@ -16,9 +16,16 @@ META = KVBatchMeta(partition_id="train", task_name="rollout", keys=("a", "b"), s
 )
 
 
+def done() -> threading.Event:
+    """Of a stage that was sent."""
+    event = threading.Event()
+    event.set()
+    return event
+
+
 def test_all_who_wait_get_the_samples_each_with_its_columns() -> None:
     batch = Batch()
-    more = batch.with_fields("policy_logprobs").with_fields("reference_logprobs")
+    more = batch.with_field("policy_logprobs", done()).with_field("reference_logprobs", done())
     with ThreadPoolExecutor(3) as threads:
         waiting = [threads.submit(one.meta) for one in (batch, more)]
         batch.samples.arrive(META)
@@ -38,11 +45,24 @@ def test_whoever_brings_the_samples_lets_the_first_stage_go_ahead() -> None:
 
     with ThreadPoolExecutor(1) as threads:
         bringing = threads.submit(bring)
-        batch.with_fields("policy_logprobs").meta()
+        batch.meta()
         order.append("sent")
         sent.set()
         bringing.result(5)
     assert order == ["sent", "brought"]
+
+
+def test_a_stage_is_sent_after_the_one_whose_column_it_may_read() -> None:
+    batch, order, sent = Batch(), [], threading.Event()
+    batch.samples.arrive(META)
+    second = batch.with_field("policy_logprobs", sent)
+    with ThreadPoolExecutor(1) as threads:
+        later = threads.submit(lambda: (second.meta(), order.append("second")))
+        batch.meta()
+        order.append("first")
+        sent.set()
+        later.result(5)
+    assert order == ["first", "second"]
 
 
 def test_who_waits_for_samples_that_will_not_come_is_told() -> None:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from vllm.distributed.weight_transfer.packed_tensor import unpack_tensor
+from vllm.distributed.weight_transfer.packed_tensor import pack_tensors, unpack_tensor
 
 from actors.generation.engine import Engine
-from actors.generation.senders import Transfer, pieces
+from actors.generation.senders import Transfer, broadcast_pieces, pieces
 from actors.generation.types import EngineFailedError, GenerationRequest, RequestError, WeightMismatchError, WeightUpdate
 from actors.generation.versions import TokenVersions
 from actors.generation.weights import Manifest, WeightLayout
@@ -160,6 +160,22 @@ def test_pieces_are_read_as_the_weights_that_were_laid_down(shapes: list[list[in
     assert list(read) == list(weights)
     assert all(torch.equal(read[name], weights[name]) for name in weights)
     assert most + largest > len(buffer) or most == sum(tensor.nbytes for tensor in weights.values())  # pieces are as large as they can be
+
+
+@pytest.mark.filterwarnings("ignore:Tensor .* which exceeds buffer_size_bytes:UserWarning")  # vLLM's
+@given(
+    st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=3), min_size=1, max_size=12),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+    st.integers(1, 600),
+)
+def test_a_broadcast_s_pieces_are_those_of_vllm(shapes: list[list[int]], dtype: torch.dtype, limit: int) -> None:
+    weights = {f"w{row}": torch.randn(shape).to(dtype) for row, shape in enumerate(shapes)}
+    buffer = torch.empty(Transfer("nccl", Manifest.of(weights.items()), limit).broadcast_bytes, dtype=torch.uint8)
+    sent = [piece.clone() for piece in broadcast_pieces(iter(weights.items()), buffer, limit)]
+    left = iter(weights.items())
+    expected = list(iter(lambda: pack_tensors(left, lambda item: item[1], limit), None))
+    assert len(sent) == len(expected)
+    assert all(torch.equal(piece, chunk.packed_tensor) for piece, chunk in zip(sent, expected, strict=True))
 
 
 def test_a_weight_that_does_not_fit_the_buffer_is_named() -> None:

@@ -116,12 +116,16 @@ def test_a_policy_on_a_cpu_has_no_plan() -> None:
     assert set(preflight.planned_memory(load("arithmetic-cpu"))) == {"policy worker", "engine"}
 
 
-def test_a_worker_keeps_a_buffer_for_engines_on_its_gpu() -> None:
+@pytest.mark.parametrize("gpus", [0, 1, 2])
+def test_a_worker_keeps_a_buffer_for_engines_on_its_gpu(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def worker(*overrides: str) -> dict[str, float]:
         return preflight.planned_memory(load("arithmetic-cpu", ["policy.device=auto", *overrides]), QWEN2_HALF_B)["policy worker"]
 
     size = QWEN2_HALF_B.parameters() * 4
     assert worker("placement=colocated", "generation.refit_buffer_mib=2048")["refit"] == size
     assert worker("placement=colocated")["refit"] == GIB
+    assert worker("placement=colocated", "generation.refit_buffer_mib=1")["refit"] == 151936 * 896 * 4, "the embedding"
     for elsewhere in ("placement=separate", "generation.refit=nccl"):
         assert "refit" not in worker(elsewhere)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert ("refit" in worker()) == (gpus < 2), "auto: apart where there are GPUs enough"
