@@ -81,7 +81,7 @@ class Owner:
         """Median and p95 microseconds of both paths, and the ratio of the medians."""
         named = [{f"worker-{r}-{i}": worker for i, worker in enumerate(workers)} for r, workers in enumerate(replicas)]
         executors = {"plain": PlainExecutor(named, 60.0), "compiled": CompiledExecutor(named, 60.0, CompiledGraphConfig())}
-        requests = [Request("train_step", (plan, "sft")) for plan in plans]
+        requests = [Request("train_steps", ((plan,), "sft")) for plan in plans]
         times: dict[str, list[float]] = {name: [] for name in executors}
         for executor in executors.values():
             for _ in range(5):

@@ -33,7 +33,7 @@ from flows.grpo_session import GrpoSession
 from flows.session import run_name
 
 QUICK_STEPS, SLOW_STEPS = 40, 10  # compute takes no time, then a second
-SHARES = {"rollout": 0.5, "logprob_step": 0.1, "train_step": 0.25, "update_weights": 0.05}  # seconds; logprob_step comes twice
+SHARES = {"rollout": 0.5, "logprob_step": 0.1, "train_steps": 0.25, "update_weights": 0.05}  # seconds; logprob_step comes twice
 TIMES = "step_starts.json"
 
 
@@ -91,8 +91,8 @@ class StubCollector:
 class StubWorker:
     """Answers every stage."""
 
-    def __init__(self, config: Any, *_: Any) -> None:
-        self._updates, self._trained = config.updates_per_step, 0
+    def __init__(self, *_: Any) -> None:
+        self._trained = 0
 
     def ping(self) -> None: ...
     def ready(self) -> None: ...
@@ -103,14 +103,14 @@ class StubWorker:
     def _run(self, request: Request) -> Any:
         if request.method == "warm_up":
             return None
-        step = self._trained // self._updates + 1
-        if request.method == "train_step":
+        metrics = dict.fromkeys(("loss", "kl", "grad_norm", "clip_fraction", "logprob_error/mean", "logprob_error/max"), 0.1)
+        if request.method == "train_steps":
             self._trained += 1
-            if self._trained % self._updates == 0:
-                _compute("train_step", step)
-        elif self._trained:
-            _compute(request.method, step)
-        return dict.fromkeys(("loss", "kl", "grad_norm", "clip_fraction", "logprob_error/mean", "logprob_error/max"), 0.1)
+            _compute("train_steps", self._trained)
+            return [metrics] * len(request.arguments[0])
+        if self._trained:
+            _compute(request.method, self._trained + 1)
+        return metrics
 
     def setup(self) -> dict[str, Any]:
         return {"device": "stub", "parameters": 0, "optimizer": "stub", "cuda_graphs": False}

@@ -57,7 +57,7 @@ class PlainExecutor:
 
     Args:
         replicas: worker actors by name, one mapping per data-parallel replica. An actor answers `execute(packed)` and `ping()`.
-        timeout_s: longest wait for one call.
+        timeout_s: longest wait for one call, or for one of several stages in it.
     """
 
     def __init__(self, replicas: Sequence[dict[str, Any]], timeout_s: float) -> None:
@@ -66,8 +66,8 @@ class PlainExecutor:
 
     compiled = False
 
-    def run(self, requests: Sequence[Request]) -> list[list[Any]]:
-        """Give request r to every worker of replica r. Returns their results: [replica][rank in the replica].
+    def run(self, requests: Sequence[Request], stages: int = 1) -> list[list[Any]]:
+        """Give request r to every worker of replica r; it may take `stages` times the timeout. Returns results: [replica][rank in it].
 
         Raises:
             ActorGoneError, ActorTimeoutError: a worker is lost or silent; the message names it. Or what a worker raised.
@@ -78,7 +78,7 @@ class PlainExecutor:
                 for packed, workers in zip([request.pack() for request in requests], self._replicas, strict=True)
                 for name, worker in workers.items()
             }
-            values = wait_all(refs, what=requests[0].method, timeout_s=self._timeout_s)
+            values = wait_all(refs, what=requests[0].method, timeout_s=self._timeout_s * stages)
         return [[pickle.loads(values[name]) for name in workers] for workers in self._replicas]
 
     def close(self) -> None:
@@ -113,20 +113,20 @@ class CompiledExecutor:
 
     compiled = True
 
-    def run(self, requests: Sequence[Request]) -> list[list[Any]]:
+    def run(self, requests: Sequence[Request], stages: int = 1) -> list[list[Any]]:
         """As `PlainExecutor.run`. Whenever a worker may still be inside the call, the graphs are torn down."""
         with self._lock:
             if not self._graphs:
                 raise ActorGoneError(f"{requests[0].method}: the compiled graph was torn down ({self._why_closed})")
             try:
                 if self._threads is None:
-                    return [self._one(0, requests[0])]
-                return self._side_by_side(self._threads, requests)
+                    return [self._one(0, requests[0], stages)]
+                return self._side_by_side(self._threads, requests, stages)
             except RayTaskError as error:
                 raise cause(error) from error
             except RayChannelTimeoutError as error:
                 silent = ", ".join(name for workers in self._replicas for name in workers)
-                message = f"{requests[0].method}: no answer from {silent} within {self._timeout_s:.0f} s"
+                message = f"{requests[0].method}: no answer from {silent} within {self._timeout_s * stages:.0f} s"
                 self._tear_down(message)
                 raise ActorTimeoutError(message) from error
             except (RayChannelError, RayActorError) as error:
@@ -139,12 +139,12 @@ class CompiledExecutor:
         with self._lock:
             self._tear_down("closed")
 
-    def _one(self, replica: int, request: Request) -> list[Any]:
+    def _one(self, replica: int, request: Request, stages: int) -> list[Any]:
         refs = self._graphs[replica].execute(request.pack())
-        return [pickle.loads(ref.get(timeout=self._timeout_s)) for ref in refs]
+        return [pickle.loads(ref.get(timeout=self._timeout_s * stages)) for ref in refs]
 
-    def _side_by_side(self, threads: ThreadPoolExecutor, requests: Sequence[Request]) -> list[list[Any]]:
-        futures = [threads.submit(self._one, replica, request) for replica, request in enumerate(requests)]
+    def _side_by_side(self, threads: ThreadPoolExecutor, requests: Sequence[Request], stages: int) -> list[list[Any]]:
+        futures = [threads.submit(self._one, replica, request, stages) for replica, request in enumerate(requests)]
         done, running = wait(futures, return_when=FIRST_EXCEPTION)
         if failed := next((future for future in futures if future in done and future.exception()), None):
             # The others may have failed alike, or wait in a collective for the failed one.

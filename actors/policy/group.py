@@ -120,7 +120,7 @@ class PolicyGroup:
         plans = [self._plan(meta.slice(update * size, (update + 1) * size) if updates > 1 else meta) for update in range(updates)]
         with self._in_turn(turn):
             started = time.monotonic()
-            history = [self._run("train_step", plan, objective) | {"padding_waste": 1 - plan.token_efficiency} for plan in plans]
+            history = self._train(plans, objective)
             if objective == "grpo":
                 self._version += 1
             seconds = time.monotonic() - started
@@ -218,6 +218,13 @@ class PolicyGroup:
             align=self._row_multiple,
             sequence_align=parallel.sequence_multiple,
         )
+
+    def _train(self, plans: list[BatchPlan], objective: Objective) -> list[dict[str, float]]:
+        replicas = zip(*(plan.shards for plan in plans), strict=True)
+        requests = [Request("train_steps", (shards, objective)) for shards in replicas]
+        results: list[list[Any]] = self._executor.run(requests, stages=len(plans))
+        updates = zip(*(rank for replica in results for rank in replica), strict=True)
+        return [_of_all(list(ranks)) | {"padding_waste": 1 - plan.token_efficiency} for ranks, plan in zip(updates, plans, strict=True)]
 
     def _run(self, method: str, plan: BatchPlan, *arguments: Any) -> dict[str, float]:
         results: list[list[Any]] = self._executor.run([Request(method, (shard, *arguments)) for shard in plan.shards])

@@ -30,7 +30,7 @@ from configs.policy import OptimizerConfig, PolicyConfig
 Objective = Literal["sft", "grpo"]
 # Stage methods and their arguments (Ray wraps the methods, so their signatures cannot be asked).
 _STAGES = {
-    "train_step": ("plan", "objective"),
+    "train_steps": ("plans", "objective"),
     "logprob_step": ("plan", "column", "reference"),
     "evaluate_step": ("plan",),
     "warm_up": ("plan", "objective"),
@@ -93,10 +93,10 @@ class PolicyWorkerActor:
             raise MalformedRequestError(f"{request.method}: wanted {', '.join(wanted)}; got {len(got)} argument(s): {', '.join(got)}")
         return getattr(self, request.method)(*request.arguments)
 
-    def train_step(self, plan: ShardPlan, objective: Objective) -> dict[str, float]:
-        """`PolicyWorker.train`."""
-        with self._alone("train_step"):
-            return self._worker.train(plan, objective)
+    def train_steps(self, plans: Sequence[ShardPlan], objective: Objective) -> list[dict[str, float]]:
+        """`PolicyWorker.train` of each, up to the first that fails. One call: the worker does not wait for the group between two."""
+        with self._alone("train_steps"):
+            return [self._worker.train(plan, objective) for plan in plans]
 
     def logprob_step(self, plan: ShardPlan, column: str, reference: bool) -> dict[str, float]:
         """`PolicyWorker.logprob`."""
