@@ -31,12 +31,13 @@ _DEADLINE_S = 300.0
 
 
 @contextmanager
-def _worker(log: Path) -> Iterator[None]:
+def _worker(log: Path) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", _POOL, "--type", "process"]
-    environment = settings.child_environment(PYTHONPATH=str(ROOT), PREFECT_WORKER_QUERY_SECONDS="1")
+    path = ":".join(filter(None, (str(ROOT), settings.get("PYTHONPATH"))))
+    environment = settings.child_environment(PYTHONPATH=path, PREFECT_WORKER_QUERY_SECONDS="1")
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment) as worker:
         try:
-            yield
+            yield worker
         finally:
             worker.terminate()
             worker.wait(30)
@@ -74,10 +75,12 @@ def deploy_and_run(output: Path) -> Path:
             "control-plane/benchmark", parameters={"recipe": "arithmetic-cpu", "overrides": overrides}, timeout=0, as_subflow=False
         )
         log = output.with_name("worker.log")
-        with _worker(log):
+        with _worker(log) as worker:
             deadline = time.monotonic() + _DEADLINE_S
             state: Any = None
             while state is None or not state.is_final():
+                if worker.poll() is not None:
+                    raise RuntimeError(f"the worker ended with {worker.returncode}; it said:\n{_tail(log)}")
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"the run is still {state.name} after {_DEADLINE_S:.0f} s; the worker said:\n{_tail(log)}")
                 time.sleep(0.5)
