@@ -34,7 +34,7 @@ class FailingWorker(StubWorker):
     left = 1000
 
     def _run(self, request: Request) -> Any:
-        in_step_2 = self._trained == self._updates
+        in_step_2 = self._trained == 1
         if request.method == "logprob_step" and request.arguments[2] and in_step_2 and self.left:
             self.left -= 1
             raise self.error
