@@ -67,8 +67,12 @@ class TinyWorker:
         return self._worker.setup()
 
     def execute(self, packed: bytes) -> bytes:
-        """One train step."""
-        return Request.answer(packed, lambda request: self._worker.train(*request.arguments))
+        """A train step per plan, as `PolicyWorkerActor.train_steps`."""
+        return Request.answer(packed, self._train)
+
+    def _train(self, request: Request) -> list[dict[str, float]]:
+        plans, objective = request.arguments
+        return [self._worker.train(plan, objective) for plan in plans]
 
     def ping(self) -> None:
         """Return at once."""
