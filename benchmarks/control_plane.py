@@ -33,8 +33,7 @@ _DEADLINE_S = 300.0
 @contextmanager
 def _worker(log: Path) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", _POOL, "--type", "process"]
-    path = ":".join(filter(None, (str(ROOT), settings.get("PYTHONPATH"))))
-    environment = settings.child_environment(PYTHONPATH=path, PREFECT_WORKER_QUERY_SECONDS="1")
+    environment = settings.child_environment(PYTHONPATH=settings.python_path(ROOT), PREFECT_WORKER_QUERY_SECONDS="1")
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment) as worker:
         try:
             yield worker

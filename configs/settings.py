@@ -74,6 +74,11 @@ def child_environment(**extra: str) -> dict[str, str]:
     return {**os.environ, **extra}
 
 
+def python_path(first: Path) -> str:
+    """PYTHONPATH for a child process: `first`, then that of this process."""
+    return os.pathsep.join(filter(None, (str(first), get("PYTHONPATH"))))
+
+
 def ray_address() -> str | None:
     """RAY_ADDRESS, when the user points at a cluster."""
     return get("RAY_ADDRESS")

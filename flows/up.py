@@ -210,8 +210,7 @@ class Up:
     def _ray_environment(self) -> dict[str, str]:
         """For the cluster and for whoever joins it: the address as it was given, and a token, without which anyone here could use it."""
         loopback = "0" if self._host.startswith("127.") else "1"
-        path = ":".join(filter(None, (str(ROOT), settings.get("PYTHONPATH"))))
-        extra = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": loopback, "PYTHONPATH": path}
+        extra = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": loopback, "PYTHONPATH": settings.python_path(ROOT)}
         if settings.get("RAY_AUTH_MODE") is None and settings.ray_address() is None:
             if not settings.ray_token_exists():
                 subprocess.run([_script("ray"), "get-auth-token", "--generate"], check=True, capture_output=True)

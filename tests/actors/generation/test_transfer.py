@@ -142,13 +142,15 @@ def test_the_ipc_buffer_holds_the_largest_weight_and_is_no_larger_than_all() -> 
     assert Transfer("ipc", MANIFEST, 2**30).ipc_bytes == 15 * 4
 
 
-@given(
+ANY_WEIGHTS = st.builds(
+    lambda shapes, dtype: {f"w{row}": torch.randn(shape).to(dtype) for row, shape in enumerate(shapes)},
     st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=3), min_size=1, max_size=12),
     st.sampled_from([torch.float32, torch.bfloat16]),
-    st.integers(0, 400),
 )
-def test_pieces_are_read_as_the_weights_that_were_laid_down(shapes: list[list[int]], dtype: torch.dtype, room: int) -> None:
-    weights = {f"w{row}": torch.randn(shape).to(dtype) for row, shape in enumerate(shapes)}
+
+
+@given(ANY_WEIGHTS, st.integers(0, 400))
+def test_pieces_are_read_as_the_weights_that_were_laid_down(weights: dict[str, torch.Tensor], room: int) -> None:
     largest = max(tensor.nbytes for tensor in weights.values())
     buffer, read, most = torch.empty(largest + room, dtype=torch.uint8), {}, 0
     for info in pieces(iter(weights.items()), buffer):
@@ -163,13 +165,8 @@ def test_pieces_are_read_as_the_weights_that_were_laid_down(shapes: list[list[in
 
 
 @pytest.mark.filterwarnings("ignore:Tensor .* which exceeds buffer_size_bytes:UserWarning")  # vLLM's
-@given(
-    st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=3), min_size=1, max_size=12),
-    st.sampled_from([torch.float32, torch.bfloat16]),
-    st.integers(1, 600),
-)
-def test_a_broadcast_s_pieces_are_those_of_vllm(shapes: list[list[int]], dtype: torch.dtype, limit: int) -> None:
-    weights = {f"w{row}": torch.randn(shape).to(dtype) for row, shape in enumerate(shapes)}
+@given(ANY_WEIGHTS, st.integers(1, 600))
+def test_a_broadcast_s_pieces_are_those_of_vllm(weights: dict[str, torch.Tensor], limit: int) -> None:
     buffer = torch.empty(Transfer("nccl", Manifest.of(weights.items()), limit).broadcast_bytes, dtype=torch.uint8)
     sent = [piece.clone() for piece in broadcast_pieces(iter(weights.items()), buffer, limit)]
     left = iter(weights.items())
