@@ -6,6 +6,8 @@ A step is timed from its start to the start of the next one, so nothing between 
 
   added     median step without compute: all of it is orchestration
   visible   median step with a second of compute, less that second: what did not hide behind it
+  machine   cores, CPU time that all processes used for a step without compute (two cores cannot be quicker than half of it), and how much
+            of the machine's time its host gave to others meanwhile
 """
 
 from __future__ import annotations
@@ -95,12 +97,24 @@ def summary(milliseconds: list[float]) -> dict[str, float]:
     return {"median_ms": round(middle, 1), "quartiles_ms": [round(low, 1), round(high, 1)], "steps": len(milliseconds)}  # type: ignore[dict-item]
 
 
+def machine(starts: list[tuple[float, float, float]]) -> dict[str, float]:
+    """What the machine gave to the steps between these starts: seconds, of the clock, of CPU used, of CPU lost."""
+    seconds, used, lost = (last - first for first, last in zip(starts[0], starts[-1], strict=True))
+    cores = settings.cpu_count()
+    return {
+        "cores": cores,
+        "cpu_ms_per_step": round(1e3 * used / (len(starts) - 1), 1),
+        "stolen_percent": round(100 * lost / (cores * seconds), 1),
+    }
+
+
 def main() -> None:
     """Measure and print one JSON line."""
     began = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the worker ends too
     with tempfile.TemporaryDirectory() as home:
-        settings.set_for_process(PREFECT_HOME=f"{home}/prefect", PREFECT_API_URL="", RAY_ADDRESS="")
+        # The stubs take no GPU: one on this machine would only choose another transport for weights.
+        settings.set_for_process(PREFECT_HOME=f"{home}/prefect", PREFECT_API_URL="", RAY_ADDRESS="", CUDA_VISIBLE_DEVICES="")
         from benchmarks.control_plane_flow import QUICK_STEPS, SHARES, TIMES
         from flows.server import prefect_server
         from tasks.reporting.metrics import by_step, read
@@ -109,7 +123,7 @@ def main() -> None:
             directory = deploy_and_run(Path(home) / "runs")
         starts = json.loads((directory / TIMES).read_text())
         rows = by_step(read(directory / "metrics.jsonl"))
-    periods = [1e3 * (after - before) for before, after in itertools.pairwise(starts)]
+    periods = [1e3 * (after - before) for (before, *_), (after, *_) in itertools.pairwise(starts)]
     compute = 1e3 * (sum(SHARES.values()) + SHARES["logprob_step"])
     quick = periods[_LEFT_OUT : QUICK_STEPS - 1]
     slow = [period - compute for period in periods[QUICK_STEPS + _LEFT_OUT - 1 :]]
@@ -120,7 +134,7 @@ def main() -> None:
     }
     detail = {
         "added": summary(quick), "visible_with_1s_compute": summary(slow), "compute_ms": compute, "stages_ms": medians,
-        "seconds": round(time.monotonic() - began, 1),
+        "machine": machine(starts[_LEFT_OUT:QUICK_STEPS]), "seconds": round(time.monotonic() - began, 1),
     }  # fmt: skip
     print(json.dumps({"name": "control_plane", "value": detail["added"]["median_ms"], "unit": "ms added per step", "detail": detail}))
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import psutil
 import ray
 from prefect import flow
 
@@ -34,7 +35,7 @@ from flows.session import run_name
 
 QUICK_STEPS, SLOW_STEPS = 40, 10  # compute takes no time, then a second
 SHARES = {"rollout": 0.5, "logprob_step": 0.1, "train_steps": 0.25, "update_weights": 0.05}  # seconds; logprob_step comes twice
-TIMES = "step_starts.json"
+TIMES = "step_starts.json"  # of each step: when it began, and how much CPU time the machine had used and lost to its host by then
 
 
 def _compute(stage: str, step: int) -> None:
@@ -170,14 +171,15 @@ def control_plane(recipe: str, overrides: list[str]) -> None:
     # Prefect loads this file under another name, by which actors in other processes could not import the stubs.
     import benchmarks.control_plane_flow as stubs
 
-    starts: list[float] = []
+    starts: list[tuple[float, float, float]] = []
     step = GrpoSession.step
     directory: list[Path] = []
 
     @contextmanager
     def noted(self: GrpoSession, number: int) -> Iterator[Any]:
         directory[:] = [self.directory.root]
-        starts.append(time.monotonic())
+        cpu = psutil.cpu_times()
+        starts.append((time.monotonic(), cpu.user + cpu.system, getattr(cpu, "steal", 0.0)))
         with step(self, number) as stage:
             yield stage
 
