@@ -115,18 +115,19 @@ class CompiledExecutor:
 
     def run(self, requests: Sequence[Request], stages: int = 1) -> list[list[Any]]:
         """As `PlainExecutor.run`. Whenever a worker may still be inside the call, the graphs are torn down."""
+        timeout_s = self._timeout_s * stages
         with self._lock:
             if not self._graphs:
                 raise ActorGoneError(f"{requests[0].method}: the compiled graph was torn down ({self._why_closed})")
             try:
                 if self._threads is None:
-                    return [self._one(0, requests[0], stages)]
-                return self._side_by_side(self._threads, requests, stages)
+                    return [self._one(0, requests[0], timeout_s)]
+                return self._side_by_side(self._threads, requests, timeout_s)
             except RayTaskError as error:
                 raise cause(error) from error
             except RayChannelTimeoutError as error:
                 silent = ", ".join(name for workers in self._replicas for name in workers)
-                message = f"{requests[0].method}: no answer from {silent} within {self._timeout_s * stages:.0f} s"
+                message = f"{requests[0].method}: no answer from {silent} within {timeout_s:.0f} s"
                 self._tear_down(message)
                 raise ActorTimeoutError(message) from error
             except (RayChannelError, RayActorError) as error:
@@ -139,12 +140,12 @@ class CompiledExecutor:
         with self._lock:
             self._tear_down("closed")
 
-    def _one(self, replica: int, request: Request, stages: int) -> list[Any]:
+    def _one(self, replica: int, request: Request, timeout_s: float) -> list[Any]:
         refs = self._graphs[replica].execute(request.pack())
-        return [pickle.loads(ref.get(timeout=self._timeout_s * stages)) for ref in refs]
+        return [pickle.loads(ref.get(timeout=timeout_s)) for ref in refs]
 
-    def _side_by_side(self, threads: ThreadPoolExecutor, requests: Sequence[Request], stages: int) -> list[list[Any]]:
-        futures = [threads.submit(self._one, replica, request, stages) for replica, request in enumerate(requests)]
+    def _side_by_side(self, threads: ThreadPoolExecutor, requests: Sequence[Request], timeout_s: float) -> list[list[Any]]:
+        futures = [threads.submit(self._one, replica, request, timeout_s) for replica, request in enumerate(requests)]
         done, running = wait(futures, return_when=FIRST_EXCEPTION)
         if failed := next((future for future in futures if future in done and future.exception()), None):
             # The others may have failed alike, or wait in a collective for the failed one.

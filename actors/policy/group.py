@@ -222,13 +222,15 @@ class PolicyGroup:
     def _train(self, plans: list[BatchPlan], objective: Objective) -> list[dict[str, float]]:
         replicas = zip(*(plan.shards for plan in plans), strict=True)
         requests = [Request("train_steps", (shards, objective)) for shards in replicas]
-        results: list[list[Any]] = self._executor.run(requests, stages=len(plans))
-        updates = zip(*(rank for replica in results for rank in replica), strict=True)
+        updates = zip(*self._execute(requests, stages=len(plans)), strict=True)
         return [_of_all(list(ranks)) | {"padding_waste": 1 - plan.token_efficiency} for ranks, plan in zip(updates, plans, strict=True)]
 
     def _run(self, method: str, plan: BatchPlan, *arguments: Any) -> dict[str, float]:
-        results: list[list[Any]] = self._executor.run([Request(method, (shard, *arguments)) for shard in plan.shards])
-        return _of_all([rank or {} for replica in results for rank in replica])
+        return _of_all([rank or {} for rank in self._execute([Request(method, (shard, *arguments)) for shard in plan.shards])])
+
+    def _execute(self, requests: list[Request], stages: int = 1) -> list[Any]:
+        results: list[list[Any]] = self._executor.run(requests, stages)
+        return [rank for replica in results for rank in replica]
 
     def _on_all(self, method: str, *arguments: Any) -> list[Any]:
         refs = {name: getattr(worker, method).remote(*arguments) for name, worker in self._named_workers().items()}
