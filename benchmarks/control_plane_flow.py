@@ -179,7 +179,7 @@ def control_plane(recipe: str, overrides: list[str]) -> None:
     def noted(self: GrpoSession, number: int) -> Iterator[Any]:
         directory[:] = [self.directory.root]
         cpu = psutil.cpu_times()
-        starts.append((time.monotonic(), cpu.user + cpu.system, getattr(cpu, "steal", 0.0)))
+        starts.append((time.monotonic(), cpu.user + cpu.nice + cpu.system, getattr(cpu, "steal", 0.0)))
         with step(self, number) as stage:
             yield stage
 

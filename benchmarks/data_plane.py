@@ -144,7 +144,7 @@ def start(units: int) -> tuple[Any, Callable[[], None]]:
     from configs.run import DataPlaneConfig
 
     torch.set_num_threads(1)
-    path = str(Path(__file__).parent.parent)
+    path = settings.python_path(Path(__file__).parent.parent)
     ray.init(
         address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=768 * 2**20,
         _node_ip_address="127.0.0.1", runtime_env={"env_vars": {"PYTHONPATH": path, **_ENVIRONMENT}},

@@ -34,7 +34,7 @@ def ray_session() -> Iterator[None]:
         log_to_driver=False,
         namespace="tests",
         _node_ip_address="127.0.0.1",
-        runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
+        runtime_env={"env_vars": {"PYTHONPATH": settings.python_path(ROOT)}},
     )
     yield
     ray.shutdown()

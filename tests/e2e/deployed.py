@@ -57,7 +57,7 @@ class Deployed:
 
     def environment(self, **extra: str) -> dict[str, str]:
         """Of a person's shell in the home directory: nothing there names the server or the cluster."""
-        values = settings.child_environment(PREFECT_HOME=str(self.home / "prefect"), PYTHONPATH=str(ROOT), **extra)
+        values = settings.child_environment(PREFECT_HOME=str(self.home / "prefect"), PYTHONPATH=settings.python_path(ROOT), **extra)
         return {name: value for name, value in values.items() if name not in {"PREFECT_API_URL", "RAY_ADDRESS", "PREFECT_UI_API_URL"}}
 
     def command(self, *arguments: str, timeout_s: float = 2 * WAIT_S) -> subprocess.CompletedProcess[str]:
