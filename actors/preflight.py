@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from actors.environments import Environment, Problem, Split, build
+from actors.environments import Environment, Split, build
+from actors.environments.scoring.golds import check_golds
 from actors.policy import memory
 from actors.policy.gguf import convert_gguf, gguf_config
 from actors.policy.hf import check_model_dir, head_dim
 from actors.policy.scratch import write_scratch_model
-from actors.rollout.prompts import Problems, PromptEncoder
+from actors.rollout.prompts import Problems, PromptEncoder, PromptStream, StreamedProblems, fit
 from actors.rollout.staleness import build as build_sampler
 from configs.base import ConfigError
+from configs.environment import EnvironmentConfig
 from configs.model import ModelConfig
 from configs.policy import ParallelConfig
 from configs.rollout import GenerationConfig
-from configs.run import BaseRunConfig, RunConfig
+from configs.run import BaseRunConfig, RunConfig, ScoredConfig
 
-_PROBED_PROMPTS = 512  # prompts of each split whose length is checked; a generated task cannot be checked to its end
+_PROBED_PROMPTS = 512  # of each split; a generated task cannot be checked to its end
+_CHECKED_ROWS = 20_000  # of each split of a data set: some seconds; longer ones are dealt with when they are drawn
 _TOKENIZER_TEXTS = 2000
 _CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # vLLM 0.26: CPUAttentionBackend.get_supported_head_sizes
 
@@ -68,8 +72,14 @@ def check(config: RunConfig, model_path: str) -> None:
     check_head_size(shape)
     check_layout(config.policy.parallel, shape)
     check_memory(config, memory.ModelShape.of(shape))
-    encoder = load_encoder(model_path, config.environment.system_prompt, shape)
-    _check_prompts(config, encoder, build(config.environment, config.seed), int(shape.max_position_embeddings))
+    encoder = load_encoder(model_path, shape, config.environment.system_prompt, config.environment.chat_template_kwargs)
+    environment = build(config.environment, config.seed)
+    PromptStream(environment, config.seed, curriculum=config.environment.curriculum)  # it refuses levels that are not there
+    _check_prompts(config, encoder, environment, int(shape.max_position_embeddings))
+    for source in config.validation.sets.values():
+        build(source, config.seed)
+        load_encoder(model_path, shape, source.system_prompt, source.chat_template_kwargs)
+    check_answers(config, config.environment, environment, config.seed)
 
 
 def longest_sample(config: RunConfig, model_path: str) -> int:
@@ -160,14 +170,38 @@ def _planned_shape(model: ModelConfig) -> memory.ModelShape:
     return memory.ModelShape.of_scratch(model) if model.path is None else memory.ModelShape.of(check_model_dir(model.path))
 
 
-def load_encoder(model_path: str, system_prompt: str | None, shape: Any) -> PromptEncoder:
+def check_answers(config: ScoredConfig, source: EnvironmentConfig, environment: Environment, seed: int) -> None:
+    """Every answer of the data counts as right by its own reward. Nothing is checked of a generator with its own verifier.
+
+    Raises:
+        ConfigError: some do not; names the first of them.
+    """
+    if not config.rewards and source.kind == "reasoning_gym" and not source.sources:
+        return
+    splits: tuple[Split, ...] = ("train", "validation")
+    problems = [environment.problem(split, i) for split in splits for i in range(_checked(source, environment, split))]
+    check_golds(problems, config.paid, config.scoring, source, seed)
+
+
+def _checked(source: EnvironmentConfig, environment: Environment, split: Split) -> int:
+    """How many problems of the split are looked at."""
+    if split == "train" and isinstance(environment, StreamedProblems):
+        return 0
+    return min(_CHECKED_ROWS if "dataset" in source.kinds else _PROBED_PROMPTS, environment.size(split))
+
+
+def load_encoder(
+    model_path: str, shape: Any, system_prompt: str | None, chat_template_kwargs: Mapping[str, Any] | None = None
+) -> PromptEncoder:
     """The model's tokenizer, which fits the model.
 
     Raises:
         ConfigError: there is none, its vocabulary is larger than the model's, or it has no end token.
     """
     try:
-        encoder = PromptEncoder(model_path, system_prompt)
+        encoder = PromptEncoder(model_path, system_prompt, chat_template_kwargs)
+    except ConfigError:
+        raise
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path: no tokenizer can be loaded from {model_path}: {str(error).splitlines()[0]}") from None
     largest = max(encoder.tokenizer.get_vocab().values())
@@ -198,28 +232,17 @@ def room_for_prompts(generation: GenerationConfig, max_new_tokens: int, context:
     return room
 
 
-def check_prompt_length(split: Split, index: int, problem: Problem, length: int, room: int, field: str) -> None:
-    """The prompt has at most `room` tokens.
-
-    Raises:
-        ConfigError: it has more; names the prompt.
-    """
-    if length > room:
-        raise ConfigError(
-            f"environment: {split} prompt {index} has {length} tokens; the context less {field} leaves {room}: shorten the prompts, "
-            f"lower {field}, or take a model with a longer context. It begins {problem.question[:60]!r}"
-        )
-
-
 def _check_prompts(config: RunConfig, encoder: PromptEncoder, environment: Environment, context: int) -> None:
     field = "rollout.max_new_tokens"
     room = room_for_prompts(config.generation, config.rollout.max_new_tokens, context, field)
     splits: tuple[Split, ...] = ("train", "validation")
     for split in splits:
-        for index in range(min(_PROBED_PROMPTS, environment.size(split))):
+        for index in range(_checked(config.environment, environment, split)):
             problem = environment.problem(split, index)
-            length = len(encoder.prompt(problem))
-            check_prompt_length(split, index, problem, length, room, field)
+            prompt = fit(problem, encoder.prompt(problem), room, config.environment.on_too_long)
+            if prompt is None:
+                continue
+            length = len(prompt)
             answer = len(encoder.answer(problem)) if config.warm_start.steps and split == "train" else 0
             if length + answer > context:
                 raise ConfigError(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from actors.environments import build
 from actors.policy.hf import check_model_dir
-from actors.preflight import check_head_size, check_prompt_length, load_encoder, room_for_prompts
+from actors.preflight import check_answers, check_head_size, load_encoder, room_for_prompts
+from actors.rollout.prompts import fit
 from configs.base import ConfigError
 from configs.evaluate import EvaluateConfig
 
@@ -27,10 +28,11 @@ def check_evaluation(config: EvaluateConfig) -> int:
         try:
             shape = check_model_dir(path)
             check_head_size(shape)
-            encoder = load_encoder(path, source.system_prompt, shape)
+            encoder = load_encoder(path, shape, source.system_prompt, source.chat_template_kwargs)
             room = room_for_prompts(config.generation, config.sampling.max_new_tokens, int(shape.max_position_embeddings), _FIELD)
         except ConfigError as error:
             raise ConfigError(str(error).replace("model.path:", f"{name}:")) from None
-        for index, problem in enumerate(problems):
-            check_prompt_length("validation", index, problem, len(encoder.prompt(problem)), room, _FIELD)
+        for problem in problems:
+            fit(problem, encoder.prompt(problem), room, source.on_too_long)
+    check_answers(config, source, environment, config.seed)
     return len(problems)

@@ -61,7 +61,7 @@ def check_sft(config: SftConfig, model_path: str) -> SupervisedData:
     shape = check_model_dir(model_path)
     check_layout(config.policy.parallel, shape)
     check_memory(config, ModelShape.of(shape))
-    encoder = load_encoder(model_path, config.data.system, shape)
+    encoder = load_encoder(model_path, shape, config.data.system)
     allowed = longest_allowed(config, int(shape.max_position_embeddings))
     problems = build_problems(config.data, config.seed)
     reader = SampleReader(encoder, allowed, config.data.on_too_long)

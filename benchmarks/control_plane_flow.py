@@ -23,12 +23,16 @@ import tasks.launch
 from actors.data_plane.connect import DataPlaneAddress, connect
 from actors.data_plane.meta import KVBatchMeta, mint_key
 from actors.data_plane.metrics import OperationUsage
+from actors.environments import Problem
+from actors.environments.rewards.base import Response
+from actors.environments.scoring.verdict import Verdict
 from actors.generation.types import WeightUpdate
 from actors.policy.executors import Request
 from actors.policy.group import PolicyGroup
 from actors.rollout.assemble import ROLLOUT_FIELDS, TRAIN_FIELDS
 from actors.rollout.samples import Rollout, Sample, Validation
 from configs.run import RunConfig
+from configs.validation import ValidationConfig
 from flows.grpo import grpo
 from flows.grpo_session import GrpoSession
 from flows.session import run_name
@@ -41,6 +45,9 @@ TIMES = "step_starts.json"  # of each step: when it began, and how much CPU time
 def _compute(stage: str, step: int) -> None:
     if step > QUICK_STEPS:
         time.sleep(SHARES[stage])
+
+
+_SAMPLE = Sample.of(Problem("p", "p", "a"), Response("r", 1, False), Verdict(0.0, "scored", False), 0)
 
 
 class StubCollector:
@@ -68,6 +75,7 @@ class StubCollector:
                     "prompt_uid": uid,
                     "weight_version": weight_version,
                     "reward": float(row % 3 == 0),
+                    "dropped": False,
                     "response_length": 5,
                     "truncated": False,
                 }
@@ -75,12 +83,10 @@ class StubCollector:
             ),
         ).with_fields(*ROLLOUT_FIELDS)
         _compute("rollout", step)
-        return Rollout(
-            meta=meta, samples=(Sample(prompt="p", response="r", answer="a", reward=0.0, weight_version=0),) * self._shown, metrics={}
-        )
+        return Rollout(meta=meta, samples=(_SAMPLE,) * self._shown, metrics={})
 
-    def validate(self, weight_version: int) -> Validation:
-        return Validation(reward=0.0, accuracy=0.0, samples=())
+    def validate(self, weight_version: int, name: str) -> Validation:
+        return Validation.of([[_SAMPLE]], ValidationConfig(), shown=1)
 
     def clear(self, meta: KVBatchMeta) -> None:
         self._plane.clear(meta)

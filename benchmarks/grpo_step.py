@@ -75,7 +75,7 @@ def step(config: RunConfig, plane: DataPlane, engines: list[str], number: int) -
 
     began = time.monotonic()
     rollout = timed("rollout", names.COLLECTOR, "rollout", number, number)
-    times["generate"] = rollout.metrics["generate_s"]
+    times["generate"] = rollout.metrics["time/generate"]
     meta = rollout.meta
     timed("ref_logprob", names.POLICY, "logprob", meta, "reference_logprobs", True)
     meta = meta.with_fields("reference_logprobs")

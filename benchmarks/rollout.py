@@ -83,11 +83,11 @@ def main() -> None:
                 tokens, seconds = ray.get(alone.generate.remote(prompts, config.rollout.max_new_tokens), timeout=600)
                 rollout = gpu_run.ask(names.COLLECTOR, "rollout", number, 0)
                 gpu_run.ask(names.COLLECTOR, "clear", rollout.meta)
-                ours, generate = rollout.metrics["generated_tokens"], rollout.metrics["generate_s"]
+                ours, generate = rollout.metrics["generated_tokens"], rollout.metrics["time/generate"]
                 assert ours == tokens, f"{ours} response tokens, vLLM alone {tokens}"
                 rows.append({
                     "alone": tokens / seconds, "generate": ours / generate,
-                    "stored": ours / (generate + rollout.metrics["score_and_store_s"]),
+                    "stored": ours / (generate + rollout.metrics["time/score_and_store"]),
                 })  # fmt: skip
                 print("  ".join(f"{name} {value:.0f} tokens/s" for name, value in rows[-1].items()), flush=True)
             ray.kill(alone)

@@ -15,7 +15,8 @@ class ConfigError(ValueError):
 class StrictModel(BaseModel):
     """Immutable, and refuses fields that it does not know."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    # An input may be a secret that was written where a reference belongs; `explain` decides which are shown.
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True)
 
 
 def explain(error: ValidationError, root: type[BaseModel], source: str) -> ConfigError:
@@ -31,9 +32,14 @@ def explain(error: ValidationError, root: type[BaseModel], source: str) -> Confi
         else:
             message = item["msg"].removeprefix("Value error, ")
             given = item.get("input")
-            shown = "" if isinstance(given, dict | BaseModel) else f" (got {given!r})"
+            shown = "" if path[-1:] == ["api_key"] or _holds_fields(given) else f" (got {given!r})"
             lines.append(f"{name}: {message}{shown}")
     return ConfigError(f"{source}: " + "; ".join(lines))
+
+
+def _holds_fields(value: Any) -> bool:
+    """Whether the value is, or has within it, a block of fields: too much to show, and one of them may be an `api_key`."""
+    return isinstance(value, dict | BaseModel) or (isinstance(value, list | tuple) and any(map(_holds_fields, value)))
 
 
 def _suggest(root: type[BaseModel], path: list[str]) -> str:

@@ -1,49 +1,120 @@
-"""Where prompts and rewards come from."""
+"""Where prompts come from, and the answers that rewards compare with."""
 
 from __future__ import annotations
 
 import re
 from typing import Any, Literal, Self
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from configs.base import StrictModel
+from configs.curriculum import CurriculumConfig
+
+_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_SOURCE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+
+
+class FieldsConfig(StrictModel):
+    """Where a row has its prompt and its answer; dots lead into nested fields (reward_model.ground_truth)."""
+
+    prompt: str = Field("prompt", min_length=1, description="Text, or a chat: a list of {role, content}.")
+    answer: str = Field("answer", min_length=1, description="Text or a number.")
+
+
+class SourceConfig(StrictModel):
+    """One source of a mixture: a data set, or a generated task."""
+
+    name: str = Field(description="In metrics: accuracy/validation/NAME.")
+    weight: PositiveFloat = Field(1.0, allow_inf_nan=False, description="Its part of the training prompts, relative to the others.")
+    path: str | None = Field(None, description="Of a data set; as `environment.path`.")
+    validation_path: str | None = None
+    validation_size: PositiveInt = 128
+    fields: FieldsConfig = FieldsConfig()
+    task: str | None = Field(None, description="Of reasoning_gym, instead of a path.")
+    task_options: dict[str, Any] = Field(default_factory=dict)
+    train_size: PositiveInt = Field(100_000, description="Prompts of a task.")
+
+    @property
+    def kind(self) -> Literal["dataset", "reasoning_gym"]:
+        return "dataset" if self.path else "reasoning_gym"
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if not _SOURCE_NAME.fullmatch(self.name) or self.name in ("low", "high"):
+            raise ValueError(f"sources: {self.name!r} is no name for a source: letters, digits, '_' and '-'; not low or high")
+        if (self.path is None) == (self.task is None):
+            raise ValueError(f"source {self.name!r}: set one of `path` (a data set) and `task` (of reasoning_gym)")
+        return self
 
 
 class EnvironmentConfig(StrictModel):
-    """A source of prompts with a verifier.
+    """A source of prompts.
 
-    `reasoning_gym` generates tasks without end; `jsonl` reads {"prompt", "answer"} lines, scored by math-verify;
-    `python` imports a class of the user's own (see actors/environments/base.py for its four methods).
+    `reasoning_gym` generates tasks without end; `dataset` reads files; `python` imports a class of the user's own (see
+    actors/environments/base.py). With `sources` prompts come from several of the first two.
     """
 
-    kind: Literal["reasoning_gym", "jsonl", "python"] = "reasoning_gym"
+    kind: Literal["reasoning_gym", "dataset", "python"] = "reasoning_gym"
     task: str = Field("chain_sum", description="kind reasoning_gym: the generator's name (reasoning_gym.create_dataset).")
     task_options: dict[str, Any] = Field(default_factory=dict, description="kind reasoning_gym: the generator's own options.")
-    answer_pattern: str | None = Field(
-        None, description="kind reasoning_gym: regular expression; its last match in a response is scored, an empty answer if none."
+    curriculum: CurriculumConfig | None = Field(None, description="kind reasoning_gym: raise the difficulty with the measured accuracy.")
+    path: str | None = Field(
+        None,
+        description="kind dataset: a .jsonl, .json or .parquet file, a folder or glob of them, or a folder written by datasets' "
+        "save_to_disk; a path or an fsspec URL.",
     )
-    path: str | None = Field(None, description="kind jsonl: file or fsspec URL.")
-    validation_path: str | None = Field(None, description="kind jsonl: held-out file; without it, the last lines of `path`.")
+    validation_path: str | None = Field(None, description="kind dataset: held-out prompts; without it, the last ones of `path`.")
+    fields: FieldsConfig = FieldsConfig()
+    streaming: bool = Field(False, description="kind dataset: read `path` as it is drawn from, for data that memory cannot hold.")
+    shuffle_buffer: PositiveInt = Field(10_000, description="Rows that a streamed data set is shuffled among.")
+    sources: tuple[SourceConfig, ...] = Field((), description="A mixture; instead of path, task and import_path.")
     import_path: str | None = Field(None, description="kind python: 'package.module:Class'.")
-    options: dict[str, Any] = Field(default_factory=dict, description="kind python: keyword arguments of the class.")
-    system_prompt: str | None = Field(None, description="Sent before the question when the tokenizer has a chat template.")
+    options: dict[str, Any] = Field(default_factory=dict, description="kind python: arguments of the class; values may be ${env:NAME}.")
+    system_prompt: str | None = Field(None, description="Sent first when the tokenizer has a chat template and the prompt has none.")
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="More arguments of the chat template, for example {enable_thinking: false}."
+    )
+    on_too_long: Literal["refuse", "drop", "truncate"] = Field(
+        "refuse",
+        description="A prompt that leaves no room for a response: refuse the run at its start, drop it, or keep its last tokens. What is "
+        "only seen when it is drawn (streamed, generated, after the first 20,000 rows) is dropped instead of refused, and counted.",
+    )
     train_size: PositiveInt = Field(100_000, description="Prompts of one epoch (kind reasoning_gym).")
-    validation_size: PositiveInt = Field(128, description="Held-out prompts, made with a seed of their own.")
+    validation_size: PositiveInt = Field(128, description="Held-out prompts; those of a generator have a seed of their own.")
 
-    @field_validator("answer_pattern")
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Of its sources, each once."""
+        return tuple(dict.fromkeys(source.kind for source in self.sources)) or (self.kind,)
+
+    @field_validator("path", "validation_path")
     @classmethod
-    def _pattern_compiles(cls, value: str | None) -> str | None:
-        try:
-            re.compile(value or "")
-        except re.error as error:
-            raise ValueError(f"no regular expression: {error}") from None
+    def _no_password(cls, value: str | None) -> str | None:
+        if value and "@" in value.partition("://")[2].partition("/")[0]:
+            raise ValueError("a URL with a user or password would stand in every report: let the storage client find them itself")
         return value
 
     @model_validator(mode="after")
     def _kind_has_its_source(self) -> Self:
-        if self.kind == "jsonl" and not self.path:
-            raise ValueError('kind \'jsonl\' needs `path`: a file of {"prompt": ..., "answer": ...} lines')
-        if self.kind == "python" and (not self.import_path or ":" not in self.import_path):
+        if self.sources:
+            return self._mixes()
+        if self.kind == "dataset" and not self.path:
+            raise ValueError("kind 'dataset' needs `path`: a .jsonl or .parquet file, or a folder of them")
+        if self.kind != "dataset" and (self.path or self.streaming):
+            raise ValueError(f"path and streaming are of kind 'dataset', and kind is {self.kind!r}: set kind to dataset, or leave them out")
+        if self.kind == "python" and not (self.import_path and _IMPORT_PATH.fullmatch(self.import_path)):
             raise ValueError("kind 'python' needs `import_path` in the form 'package.module:Class'")
+        if self.curriculum is not None and self.kind == "dataset":
+            raise ValueError("curriculum: the rows of a data set have no levels of difficulty: use kind reasoning_gym, or leave it out")
+        if self.streaming and not self.validation_path:
+            raise ValueError("streaming: the end of a stream cannot be held out: give `validation_path`")
+        return self
+
+    def _mixes(self) -> Self:
+        names = [source.name for source in self.sources]
+        if doubled := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"sources: two are called {doubled[0]!r}: give each a name of its own")
+        given = [name for name in ("path", "validation_path", "import_path", "curriculum") if getattr(self, name)]
+        if given or self.streaming or self.task_options:
+            raise ValueError(f"sources: each source has its own path or task: leave out {', '.join(given) or 'streaming and task_options'}")
         return self

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
 from configs.base import StrictModel
+from configs.deadlines import Deadlines
 from configs.environment import EnvironmentConfig
+from configs.rewards import AnyReward, rewards_of
 from configs.rollout import GenerationConfig
-from configs.run import BaseConfig, RayConfig
+from configs.run import BaseConfig, RayConfig, ScoredConfig
 
 _ALL = 2**31 - 1
 
@@ -22,20 +24,33 @@ class SamplingConfig(StrictModel):
     top_p: float = Field(1.0, gt=0, le=1)
 
 
-class EvaluateConfig(BaseConfig):
+class EvaluateConfig(BaseConfig, ScoredConfig):
     """Everything that `evaluate` needs. With a `baseline` both models answer the same problems with the same seeds."""
 
     flow: Literal["evaluate"] = "evaluate"
     model: str = Field(description="Directory of the model in Hugging Face format, as a run writes it: runs/latest/hf.")
     baseline: str | None = Field(None, description="Directory of a model to compare with.")
     problems: str | None = Field(
-        None, description='A frozen set in place of the environment\'s: {"prompt", "answer"} lines, a file or fsspec URL.'
+        None, description="A frozen set in place of the environment's: a data set with the environment's `fields`, by path or fsspec URL."
     )
-    environment: EnvironmentConfig = EnvironmentConfig()
     sampling: SamplingConfig = SamplingConfig()
     generation: GenerationConfig = GenerationConfig()
     ray: RayConfig = RayConfig()
     logged_samples: PositiveInt = Field(8, description="Answers that the report shows; answers-*.jsonl holds all of them.")
+
+    @model_validator(mode="after")
+    def _validation_fits(self) -> Self:
+        self.validation.check_temperature(self.sampling.temperature, "sampling.temperature")
+        return self
+
+    def prompt_room(self, context: int) -> int:
+        """Most tokens of a prompt beside a response. Args: context: of the model."""
+        return min(context, self.generation.max_model_len or context) - self.sampling.max_new_tokens
+
+    @property
+    def deadlines(self) -> Deadlines:
+        """Of everything that a run of this configuration waits for."""
+        return Deadlines(generation=self.generation.timeout_s, scoring=self.scoring.batch_timeout_s)
 
     @property
     def models(self) -> dict[str, str]:
@@ -47,5 +62,11 @@ class EvaluateConfig(BaseConfig):
         """Where the problems come from: the validation set of this environment."""
         if self.problems is None:
             return self.environment
-        frozen = {"kind": "jsonl", "path": self.problems, "validation_path": self.problems, "validation_size": _ALL}
-        return EnvironmentConfig(**frozen, system_prompt=self.environment.system_prompt)
+        frozen = {"kind": "dataset", "path": self.problems, "validation_path": self.problems, "validation_size": _ALL}
+        kept = self.environment.model_dump(include={"fields", "system_prompt", "chat_template_kwargs"})
+        return EnvironmentConfig(**frozen, **kept)
+
+    @property
+    def paid(self) -> tuple[AnyReward, ...]:
+        """The rewards of this run."""
+        return rewards_of(self.rewards, self.source.kinds)

@@ -72,7 +72,9 @@ def _read(recipe: str, root: type[BaseConfig]) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text())
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+        mark = getattr(error, "problem_mark", None)  # the message itself quotes the line, which may hold a key
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', None) or type(error).__name__}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: a recipe is a mapping of fields, this file holds {type(values).__name__}")
     return values
@@ -92,4 +94,4 @@ def _apply(values: dict[str, Any], override: str) -> None:
     try:
         node[leaf] = yaml.safe_load(text)
     except yaml.YAMLError:
-        raise ConfigError(f"override {override!r}: the value is not valid YAML") from None
+        raise ConfigError(f"override {name}: the value is not valid YAML") from None

@@ -163,6 +163,11 @@ class PolicyConfig(StrictModel):
             )
         return self
 
+    @property
+    def call_timeout_s(self) -> float:
+        """Longest wait for the work of one call to the workers, in whichever way it goes."""
+        return max(self.timeout_s, self.compiled_graph.timeout_s or 0.0)
+
     def why_no_logprob(self) -> str | None:
         """The reason to skip the logprob stage, or None when it is needed."""
         if self.recompute_logprobs == "auto" and self.updates_per_step == 1:

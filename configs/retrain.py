@@ -18,7 +18,8 @@ class NewDataConfig(StrictModel):
 
 
 class TrainingConfig(StrictModel):
-    """How a model is trained on them: a `grpo` recipe. Its environment and, from the second night on, its model are replaced."""
+    """How a model is trained on them: a `grpo` recipe. The source of its environment and, from the
+    second night on, its model are replaced; rewards, scoring and validation are those of the recipe."""
 
     recipe: str
     overrides: tuple[str, ...] = Field((), description="dotted.field=value, each on top of the recipe.")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from configs.base import StrictModel
+from configs.deadlines import Deadlines
 from configs.environment import EnvironmentConfig
 from configs.model import ModelConfig
 from configs.policy import OptimizerConfig, PolicyConfig, WarmStartConfig
+from configs.rewards import AnyReward, LengthReward, ScoringConfig, check_labels, rewards_of
 from configs.rollout import GenerationConfig, RolloutConfig
 from configs.staleness import AsyncConfig
+from configs.validation import ValidationConfig
 
 
 class DataPlaneConfig(StrictModel):
@@ -51,8 +55,32 @@ class BaseRunConfig(BaseConfig):
     data_plane: DataPlaneConfig = DataPlaneConfig()
     ray: RayConfig = RayConfig()
 
+    @property
+    def deadlines(self) -> Deadlines:
+        """Of everything that a run of this configuration waits for."""
+        return Deadlines(data_plane=self.data_plane.timeout_s, policy=self.policy.call_timeout_s, updates=self.policy.updates_per_step)
 
-class RunConfig(BaseRunConfig):
+
+class ScoredConfig(StrictModel):
+    """What a run has that pays for responses."""
+
+    environment: EnvironmentConfig = EnvironmentConfig()
+    rewards: tuple[AnyReward, ...] = Field((), description="Each with a weight; default: the verifier that belongs to the environment.")
+    scoring: ScoringConfig = ScoringConfig()
+    validation: ValidationConfig = ValidationConfig()
+
+    @property
+    def paid(self) -> tuple[AnyReward, ...]:
+        """The rewards of this run."""
+        return rewards_of(self.rewards, self.environment.kinds)
+
+    @model_validator(mode="after")
+    def _rewards_have_names(self) -> Self:
+        check_labels(self.paid, self.scoring)
+        return self
+
+
+class RunConfig(BaseRunConfig, ScoredConfig):
     """Everything that `grpo` needs. `configs.loader.load` builds it from a recipe and overrides."""
 
     flow: Literal["grpo"] = "grpo"
@@ -66,11 +94,24 @@ class RunConfig(BaseRunConfig):
         "GPUs enough, else colocated, and cpu without any.",
     )
     steps: PositiveInt = 50
-    environment: EnvironmentConfig = EnvironmentConfig()
     rollout: RolloutConfig = RolloutConfig()
     generation: GenerationConfig = GenerationConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     logged_samples: PositiveInt = Field(8, description="Responses per step, and validation answers, that a person can read afterwards.")
+
+    @property
+    def deadlines(self) -> Deadlines:
+        generation = self.generation
+        return replace(
+            super().deadlines,
+            generation=generation.timeout_s,
+            scoring=self.scoring.batch_timeout_s,
+            engines=generation.num_engines if self.mode == "async" else 1,
+        )
+
+    def prompt_room(self, context: int) -> int:
+        """Most tokens of a prompt beside a response. Args: context: of the model."""
+        return min(context, self.generation.max_model_len or context) - self.rollout.max_new_tokens
 
     @property
     def samples_per_step(self) -> int:
@@ -85,6 +126,29 @@ class RunConfig(BaseRunConfig):
     def optimizer(self) -> OptimizerConfig:
         """`policy.optimizer`, its schedule over all updates of this run."""
         return self.policy.optimizer.over(self.steps * self.policy.updates_per_step)
+
+    @model_validator(mode="after")
+    def _validation_fits(self) -> Self:
+        self.validation.check_temperature(self.rollout.validation_temperature, "rollout.validation_temperature")
+        return self
+
+    @model_validator(mode="after")
+    def _lengths_fit(self) -> Self:
+        for reward in self.rewards:
+            most = self.rollout.max_new_tokens
+            if isinstance(reward, LengthReward) and reward.max_tokens is None and reward.cache_tokens > most:
+                raise ValueError(f"rewards.{reward.label}.cache_tokens ({reward.cache_tokens}) is above rollout.max_new_tokens ({most})")
+        return self
+
+    @model_validator(mode="after")
+    def _sync_fits(self) -> Self:
+        space = self.data_plane.capacity_samples
+        if self.mode == "sync" and space is not None and space < self.samples_per_step:
+            raise ValueError(
+                f"data_plane.capacity_samples ({space}) is below the samples of a step, rollout.prompts_per_step x "
+                f"rollout.responses_per_prompt = {self.samples_per_step}: raise it, or leave it out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _async_fits(self) -> Self:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 # Nothing outside is asked or told: no telemetry, no update checks, no hub. A user's own value wins.
@@ -72,6 +72,21 @@ def set_for_process(**values: str) -> None:
 def child_environment(**extra: str) -> dict[str, str]:
     """A copy of the environment for a child process, with `extra` on top."""
     return {**os.environ, **extra}
+
+
+# What a process needs to run at all. No keys, no addresses.
+_BARE = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "PYTHONHASHSEED")
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def bare_environment(names: Iterable[str], path: Sequence[str]) -> dict[str, str]:
+    """The environment of a child process that must not see the run's secrets: what it needs to run, and the variables of these names.
+
+    Args:
+        path: `sys.path` of the child.
+    """
+    kept = {name: os.environ[name] for name in (*_BARE, *names) if name in os.environ}
+    return {**OFFLINE, **dict.fromkeys(_ONE_THREAD, "1"), **kept, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 def python_path(first: Path) -> str:

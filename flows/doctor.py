@@ -20,6 +20,7 @@ from typing import Literal
 
 from packaging.version import Version
 
+from actors.environments.scoring.confine import kernel_allows_namespaces
 from configs import settings
 
 _GIB = 2**30
@@ -58,6 +59,7 @@ class Facts:
         busy_ports: which of the ports that `make up` would take are taken.
         ours: those parts of `make up` that run, and those that died: name -> alive.
         shm_gib, disk_gib: free, in GiB.
+        namespaces: whether a scoring process can have a PID namespace.
     """
 
     python: tuple[int, int] = (3, 12)
@@ -74,6 +76,7 @@ class Facts:
     ours: dict[str, bool] = field(default_factory=dict)
     shm_gib: float = 64.0
     disk_gib: float = 64.0
+    namespaces: bool = True
 
 
 def check_python(facts: Facts) -> Result:
@@ -191,9 +194,19 @@ def check_disk(facts: Facts) -> Result:
     return Result("disk", "ok", shown)
 
 
+def check_scoring(facts: Facts) -> Result:
+    """What ends the processes that a reward leaves behind. Both ways work; the first one also when a process hides from its parent."""
+    if facts.namespaces:
+        return Result("scoring", "ok", "a reward's processes end with its PID namespace")
+    return Result(
+        "scoring", "note", "no PID namespaces here: what a reward leaves behind is ended one by one",
+        "allow user namespaces (sysctl user.max_user_namespaces), or in a container the capability SYS_ADMIN",
+    )  # fmt: skip
+
+
 CHECKS: tuple[Callable[[Facts], Result], ...] = (
     check_python, check_torch, check_gpus, check_ray, check_vllm, check_megatron, check_te, check_prefect, check_up, check_ports,
-    check_shared_memory, check_disk,
+    check_shared_memory, check_disk, check_scoring,
 )  # fmt: skip
 
 
@@ -238,6 +251,7 @@ def gather() -> Facts:
         ours=_ours(home),
         shm_gib=_free_gib("/dev/shm"),
         disk_gib=_free_gib(home),
+        namespaces=kernel_allows_namespaces(),
     )
 
 

@@ -7,11 +7,15 @@ from typing import Any
 
 from actors.preflight_evaluate import check_evaluation
 from actors.rollout.samples import Validation
+from actors.rollout.validation import OWN_SET
 from configs.evaluate import EvaluateConfig
 from flows.session import Prepared, Session
 from tasks.evaluate import evaluate_model
 from tasks.launch import EvaluationActors, launch_engines, planned_engines
 from tasks.reporting.samples import SamplesWriter
+from tasks.reporting.slowest import SlowestWriter
+from tasks.reporting.summary import SetAccuracy
+from tasks.reporting.text import estimate
 
 
 class EvaluateSession(Session[EvaluateConfig]):
@@ -35,6 +39,7 @@ class EvaluateSession(Session[EvaluateConfig]):
 
     def _launch(self, prepared: Prepared) -> EvaluationActors:
         self.samples = self._stack.enter_context(SamplesWriter(self.directory))
+        self.slowest = self._stack.enter_context(SlowestWriter(self.directory))
         return launch_engines(self.config, self.namespace)
 
     def evaluate(self, label: str) -> None:
@@ -45,14 +50,16 @@ class EvaluateSession(Session[EvaluateConfig]):
             found = evaluate_model(self.namespace, self.config, label, self.config.models[label], self.actors.engines[label], path)
         self._found[label] = found
         self.samples.write(step, "before" if first else "after", found.samples)
-        values = {"accuracy/validation": found.accuracy, "reward/validation": found.reward, "time/validate": timer.seconds}
+        self.slowest.write(step, "before" if first else "after", found.slowest)
+        values = found.metrics() | {"time/validate": timer.seconds}
         self.record(step, values)
         self.progress.step(step, values)
-        self.progress.note(f"{label}: accuracy {found.accuracy:.3f}, reward {found.reward:.3f}")
+        self.progress.note(f"{label}: accuracy {estimate(found.accuracy, found.low, found.high)}, reward {found.reward:.3f}")
 
     def _facts(self) -> dict[str, Any]:
         model, baseline = self._found.get("model"), self._found.get("baseline")
         return {
+            "sets": {OWN_SET: SetAccuracy.of(baseline, model)},
             "accuracy_before": baseline.accuracy if baseline else None,
             "reward_before": baseline.reward if baseline else None,
             "accuracy_after": model.accuracy if model else None,

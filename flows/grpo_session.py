@@ -9,7 +9,8 @@ from typing import Any
 
 from actors.generation.types import UpdateMode, UpdateOptions
 from actors.preflight import check, prepare_model
-from actors.rollout.samples import Validation
+from actors.rollout.samples import SlowSample, Validation
+from actors.rollout.validation import OWN_SET
 from actors.waiting import ActorGoneError, ActorTimeoutError
 from configs.run import RunConfig
 from flows.grpo_step import AsyncGrpoStep, GrpoStep
@@ -22,6 +23,9 @@ from tasks.launch import RunActors, launch, planned_actors
 from tasks.refit import refit
 from tasks.replay import set_version
 from tasks.reporting.samples import Phase, Sample, SamplesWriter
+from tasks.reporting.slowest import SlowestWriter
+from tasks.reporting.summary import SetAccuracy
+from tasks.reporting.text import estimate
 from tasks.train import begin_grpo
 from tasks.warm_start import begin_warm_start, warm_start
 
@@ -45,7 +49,8 @@ class GrpoSession(Session[RunConfig]):
         super().__init__(config, recipe)
         self.weight_version = 0
         self._logprob_errors: list[float] = []
-        self._validations: dict[int, Validation] = {}
+        self._not_scored: dict[str, list[float]] = {"timed_out": [], "failed": []}  # fractions of each step's responses
+        self._validations: dict[int, dict[str, Validation]] = {}
         self._next: GrpoStep | None = None
         rules = config.asynchronous
         self.weight_updates = UpdateOptions()
@@ -61,6 +66,7 @@ class GrpoSession(Session[RunConfig]):
 
     def _launch(self, prepared: Prepared) -> RunActors:
         self.samples = self._stack.enter_context(SamplesWriter(self.directory))
+        self.slowest = self._stack.enter_context(SlowestWriter(self.directory))
         return launch(self.config, prepared.model_path, self.namespace)
 
     def warm_start(self, first: int, last: int) -> None:
@@ -71,34 +77,42 @@ class GrpoSession(Session[RunConfig]):
                 optimizer = config.policy.optimizer.model_copy(
                     update={"lr": config.warm_start.lr, "warmup_steps": 0, "decay_steps": None, "decay_style": "constant"}
                 )
-                begin_warm_start(self.namespace, optimizer, config.policy.timeout_s)
-            history = warm_start(self.namespace, first, last, config.policy.timeout_s)
+                begin_warm_start(self.namespace, optimizer, config.deadlines.policy_stage)
+            history = warm_start(self.namespace, first, last, config.deadlines.policy_stage)
         self.progress.note(f"warm start {last}/{config.warm_start.steps}: loss {history[-1]['loss']:.3f}")
 
     def check_accuracy(self, label: int) -> float:
         """Validation accuracy during the warm start."""
         with self.time("warm_start"):
-            found = validate(self.namespace, f"warm-start-{label}", self.weight_version, self.config.generation.timeout_s)
+            found = validate(self.namespace, f"warm-start-{label}", self.weight_version, self.config.deadlines.validation)
         self.progress.note(f"warm start {label}/{self.config.warm_start.steps}: validation accuracy {found.accuracy:.3f}")
         return found.accuracy
 
     def begin_grpo(self) -> None:
         """A fresh optimizer; the present weights become the reference when the loss has a KL term."""
         policy = self.config.policy
-        begin_grpo(self.namespace, self.config.optimizer, policy.loss.kl_coef > 0, policy.timeout_s)
+        begin_grpo(self.namespace, self.config.optimizer, policy.loss.kl_coef > 0, self.config.deadlines.policy_stage)
 
     def validate(self, step: int) -> None:
         """Validation accuracy and reward after `step` steps; the first one is "before"."""
         with self.time("validate") as timer:
-            answers = validate.submit(self.namespace, str(step), self.weight_version, self.config.generation.timeout_s)
+            answers = validate.submit(self.namespace, str(step), self.weight_version, self.config.deadlines.validation)
             self.finish_last_step()
-            found = answers.result()
+            found = {OWN_SET: answers.result()}
+            for name in self.config.validation.sets:
+                found[name] = validate(self.namespace, f"{step}-{name}", self.weight_version, self.config.deadlines.validation, name)
         self._validations[step] = found
-        self.show_samples(step, "before" if step == 0 else "after" if step == self.config.steps else "validation", found.samples)
-        values = {"accuracy/validation": found.accuracy, "reward/validation": found.reward, "time/validate": timer.seconds}
+        own = found[OWN_SET]
+        self.show_samples(step, "before" if step == 0 else "after" if step == self.config.steps else "validation", own.samples, own.slowest)
+        values = {"time/validate": timer.seconds}
+        for name, of_set in found.items():
+            values |= of_set.metrics(name)
+            accuracy = estimate(of_set.accuracy, of_set.low, of_set.high)
+            self.progress.note(f"step {step}: {name} accuracy {accuracy}, reward {of_set.reward:.3f}")
+            if name != OWN_SET:
+                self.slowest.write(step, "validation", of_set.slowest)
         self.record(step, values)
         self.progress.step(step, values)
-        self.progress.note(f"step {step}: validation accuracy {found.accuracy:.3f}, reward {found.reward:.3f}")
 
     def validate_now_and_then(self, step: int) -> None:
         """Every `validate_every` steps, and after the last."""
@@ -117,15 +131,16 @@ class GrpoSession(Session[RunConfig]):
         self._next = GrpoStep(self, number)
         self._next.rollout_after(weights)
 
-    def show_samples(self, step: int, phase: Phase, samples: Sequence[Sample]) -> None:
-        """What the model said, into the run directory and the Prefect UI."""
+    def show_samples(self, step: int, phase: Phase, samples: Sequence[Sample], slowest: Sequence[SlowSample]) -> None:
+        """What the model said, and which answers took longest to score, into the run directory and the Prefect UI."""
         self.samples.write(step, phase, samples)
-        self.publisher.samples(step, phase, samples)
+        self.slowest.write(step, phase, slowest)
+        self.publisher.samples(step, phase, samples, slowest)
 
     def refit(self) -> None:
         """Weights into the engines, outside a step."""
         with self.time("warm_start"):
-            result = refit(self.namespace, "warm-start", self.actors.engines, self.weight_updates, self.config.policy.timeout_s)
+            result = refit(self.namespace, "warm-start", self.actors.engines, self.weight_updates, self.config.deadlines.policy_stage)
         self.weight_version = int(result["weight_version"])
 
     @contextmanager
@@ -159,17 +174,22 @@ class GrpoSession(Session[RunConfig]):
             yield step
             step.metrics["weight_version"] = self.weight_version
         self._logprob_errors.append(step.metrics["logprob_error/mean"])
+        for name, values in self._not_scored.items():
+            values.append(step.metrics.get(f"scoring/{name}", 0.0))
 
     def export(self) -> None:
         """The trained policy as a Hugging Face directory."""
         with self.time("export"), self.progress.phase("writing the trained model"):
-            export_hf(self.namespace, str(self.directory.hf), self.config.policy.timeout_s)
+            export_hf(self.namespace, str(self.directory.hf), self.config.deadlines.policy_stage)
 
     def _facts(self) -> dict[str, Any]:
         done = sorted(self._validations)
-        before = self._validations[done[0]] if done else None
-        after = self._validations[done[-1]] if len(done) > 1 else None
+        first = self._validations[done[0]] if done else {}
+        last = self._validations[done[-1]] if len(done) > 1 else {}
+        before, after = first.get(OWN_SET), last.get(OWN_SET)
         return {
+            "sets": {name: SetAccuracy.of(found, last.get(name)) for name, found in first.items()},
+            **{name: sum(values) / len(values) for name, values in self._not_scored.items() if values},
             "stopped_because": "steps" if 0 < self.steps == self._steps_done else None,
             "reward_before": before.reward if before else None,
             "reward_after": after.reward if after else None,

@@ -74,7 +74,7 @@ class GrpoStep(Step):
 
     def refit(self) -> None:
         """The new weights into the engines, when training is done."""
-        run, timeout_s, turn = self._run, self._config.policy.timeout_s, self._turn("refit")
+        run, timeout_s, turn = self._run, self._config.deadlines.policy_stage, self._turn("refit")
         self._weights = Coming("weights") if run.goes_straight_on(self.number) else None
         arguments = run.namespace, str(self.number), run.actors.engines, run.weight_updates, timeout_s, turn, quote(self._weights)
         refitting = refit.submit(*arguments)
@@ -98,10 +98,11 @@ class GrpoStep(Step):
         """Wait for the samples, and show some."""
         result = self._result_of_first()
         self._written = result.meta
-        self._run.show_samples(self.number, "train", result.samples)
+        self.metrics |= result.metrics
+        self._run.show_samples(self.number, "train", result.samples, result.slowest)
 
     def _log_probabilities(self, stage: str, task: Any, batch: Batch, column: str, why_not: str | None) -> Batch:
-        arguments = self._run.namespace, self.number, quote(batch), self._config.policy.timeout_s, why_not
+        arguments = self._run.namespace, self.number, quote(batch), self._config.deadlines.policy_stage, why_not
         if why_not:
             self._before_train[stage] = task.submit(*arguments)
             return batch
@@ -111,7 +112,7 @@ class GrpoStep(Step):
         return batch.with_field(column, sent)
 
     def _rollout_arguments(self, weight_version: Any) -> tuple[Any, ...]:
-        return self._run.namespace, self.number, weight_version, self._config.generation.timeout_s, quote(self._batch.samples)
+        return self._run.namespace, self.number, weight_version, self._config.deadlines.rollout, quote(self._batch.samples)
 
 
 class AsyncGrpoStep(GrpoStep):
@@ -134,7 +135,7 @@ class AsyncGrpoStep(GrpoStep):
         result = self._result_of_first()
         self._uids = result.uids
         self.metrics |= result.metrics | {"idle/trainer_s": self.metrics["time/claim"]}
-        self._run.show_samples(self.number, "train", result.samples)
+        self._run.show_samples(self.number, "train", result.samples, result.slowest)
 
     def refit(self) -> None:
         """The new weights into the engines, beside what they generate; the next step trains them."""
@@ -144,4 +145,4 @@ class AsyncGrpoStep(GrpoStep):
     def _begin_clear(self) -> None:
         """The groups' rows leave the data plane; groups that were not trained on go back into the buffer."""
         if self._clearing is None and self._uids:
-            self._clearing = settle.submit(self._run.namespace, self.number, self._uids, self._trained, self._config.data_plane.timeout_s)
+            self._clearing = settle.submit(self._run.namespace, self.number, self._uids, self._trained, self._config.deadlines.clear)

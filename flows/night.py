@@ -49,6 +49,8 @@ from tasks.retraining.decision import Scores, Verdict, decide
 from tasks.retraining.lease import Lease
 from tasks.retraining.registry import Attempt, Registry, why_skip
 
+# Of the training recipe's environment; its source is replaced by the night's.
+_DATA_SETTINGS = {"fields", "system_prompt", "chat_template_kwargs", "on_too_long"}
 # Names of the run's state.
 _PROMOTED, _KEPT, _SKIPPED = "Promoted", "Kept", "Skipped"
 
@@ -87,8 +89,7 @@ class Night:
         Raises:
             ConfigError: what cannot, and what to change.
         """
-        training_config(config)
-        look(config.registry.url, config.data.url, config.frozen_set.url)
+        look(config.registry.url, config.data.url, config.frozen_set.url, training_config(config).environment.fields)
 
     # ---- lifetime ----
 
@@ -96,7 +97,9 @@ class Night:
         self._stack.enter_context(self._lease.held())
         try:
             self._registry.repair()
-            self._found: Found = find_new_prompts(self._registry.folder.url, self.config.data.url, self.config.frozen_set.url)
+            self._found: Found = find_new_prompts(
+                self._registry.folder.url, self.config.data.url, self.config.frozen_set.url, self._training.environment.fields
+            )
         except BaseException as error:
             self._stack.__exit__(type(error), error, error.__traceback__)
             raise
@@ -212,7 +215,7 @@ class Night:
         training = self._training.model_dump(mode="json", exclude={"name", "output_dir", "ray", "environment"})
         decides = [
             training,
-            self._training.environment.system_prompt,
+            self._training.environment.model_dump(mode="json", include=_DATA_SETTINGS),
             prompts.digest(self._found.frozen),
             self.config.promotion.model_dump(mode="json"),
         ]
@@ -258,7 +261,10 @@ def training_config(config: RetrainConfig) -> RunConfig:
     """
     training = load(config.training.recipe, config.training.overrides)
     data = EnvironmentConfig(
-        kind="jsonl", path=config.data.url, validation_path=config.frozen_set.url, system_prompt=training.environment.system_prompt
+        kind="dataset",
+        path=config.data.url,
+        validation_path=config.frozen_set.url,
+        **training.environment.model_dump(include=_DATA_SETTINGS),
     )
     return training.model_copy(update={"seed": config.seed, "environment": data})
 
@@ -271,7 +277,10 @@ def evaluation_config(training: RunConfig, old: str, new: str) -> EvaluateConfig
         seed=training.seed,
         model=new,
         baseline=old,
-        environment=EnvironmentConfig(system_prompt=training.environment.system_prompt),
+        environment=EnvironmentConfig(**training.environment.model_dump(include=_DATA_SETTINGS)),
+        rewards=training.rewards,
+        scoring=training.scoring,
+        validation=training.validation.model_copy(update={"sets": {}}),
         sampling=SamplingConfig(max_new_tokens=rollout.max_new_tokens, temperature=rollout.validation_temperature),
         generation=training.generation,
         ray=training.ray,

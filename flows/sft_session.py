@@ -26,7 +26,7 @@ class SftStep(Step):
 
     def batch(self) -> KVBatchMeta:
         """The next samples, tokenised and stored."""
-        timeout_s = self._run.config.data_plane.timeout_s
+        timeout_s = self._run.config.deadlines.clear
         self._time_first("batch")
         self._first = submit_and_send(supervised_batch, self._run.namespace, self.number, timeout_s)
         result = self._result_of_first()
@@ -80,7 +80,7 @@ class SftSession(Session[SftConfig]):
     def validate(self, step: int) -> float:
         """The loss on the held-out samples after `step` steps."""
         with self.time("validate") as timer:
-            answer = validation_loss.submit(self.namespace, step, self.config.policy.timeout_s)
+            answer = validation_loss.submit(self.namespace, step, self.config.deadlines.policy_stage)
             self.finish_last_step()
             loss = answer.result()
         self._losses[step] = loss
@@ -94,7 +94,7 @@ class SftSession(Session[SftConfig]):
         """The weights after `step` steps, which were just validated, as a Hugging Face directory; `hf` points to the best so far."""
         assert self._checkpoints is not None
         with self.time("checkpoint") as timer:
-            checkpoint(self.namespace, step, str(self._checkpoints.path(step)), self.config.policy.timeout_s)
+            checkpoint(self.namespace, step, str(self._checkpoints.path(step)), self.config.deadlines.policy_stage)
             self._checkpoints.add(step, self._losses[step])
             point(self.directory.hf, self.directory.checkpoints / "best")
         self.record(step, {"time/checkpoint": timer.seconds})

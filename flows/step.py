@@ -48,7 +48,7 @@ class Step:
 
     def train(self, batch: KVBatchMeta) -> None:
         """Optimizer steps on the batch, when the stages before it are done."""
-        timeout_s = self._run.config.policy.timeout_s
+        timeout_s = self._run.config.deadlines.policy_stage
         self._training = train.submit(self._run.namespace, self.number, quote(batch), self._run.flow, timeout_s, self._turn("train"))
 
     def wait_for_training(self) -> None:
@@ -80,7 +80,7 @@ class Step:
         """What the data plane did for the run so far. Call after `clear`, which knows it."""
         if self._clearing is not None:
             return self._clearing.result()
-        return data_plane_metrics(self._run.namespace, self._run.config.data_plane.timeout_s)
+        return data_plane_metrics(self._run.namespace, self._run.config.deadlines.clear)
 
     def _turn(self, stage: str) -> Turn:
         """The stage's turn is when those that were sent before it are done."""
@@ -90,7 +90,7 @@ class Step:
 
     def _begin_clear(self) -> None:
         if self._clearing is None and self._written is not None:
-            timeout_s = self._run.config.data_plane.timeout_s
+            timeout_s = self._run.config.deadlines.clear
             self._clearing = clear.submit(self._run.namespace, self.number, quote(self._written), timeout_s)
 
     def _time_first(self, stage: str) -> None:

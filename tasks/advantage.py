@@ -31,14 +31,15 @@ def advantage(
     groups = by_group(meta)
     values = [0.0] * len(meta)
     for rows in groups:
-        advantages = group_advantages([meta.tags[row]["reward"] for row in rows], normalize=normalize)
-        for row, value in zip(rows, advantages, strict=True):
+        kept = [row for row in rows if not meta.tags[row]["dropped"]]  # the others leave the group's mean, and have no gradient
+        advantages = group_advantages([meta.tags[row]["reward"] for row in kept], normalize=normalize) if kept else []
+        for row, value in zip(kept, advantages, strict=True):
             values[row] = float(value)
     dead = zero_variance(meta)
     meta = connect(address, timeout_s=timeout_s).put(meta, {"advantages": [torch.tensor(value) for value in values]}, overwrite=True)
     metrics = group_metrics(meta) | {"groups/zero_variance": len(dead) / len(groups)}
-    kept = meta if keep_multiple_of is None else drop_dead_groups(meta, dead, keep_multiple_of)
-    return Advantages(meta=kept, metrics=metrics | {"groups/trained": float(len(by_group(kept)))})
+    chosen = meta if keep_multiple_of is None else drop_dead_groups(meta, dead, keep_multiple_of)
+    return Advantages(meta=chosen, metrics=metrics | {"groups/trained": float(len(by_group(chosen)))})
 
 
 def by_group(meta: KVBatchMeta) -> list[list[int]]:
@@ -50,8 +51,8 @@ def by_group(meta: KVBatchMeta) -> list[list[int]]:
 
 
 def zero_variance(meta: KVBatchMeta) -> list[list[int]]:
-    """Row numbers of the groups whose rewards are all equal, so that every advantage is 0."""
-    return [rows for rows in by_group(meta) if len({float(meta.tags[row]["reward"]) for row in rows}) == 1]
+    """Row numbers of the groups whose rewards are all equal, so that every advantage is 0. Dropped rows do not count."""
+    return [rows for rows in by_group(meta) if len({float(meta.tags[row]["reward"]) for row in rows if not meta.tags[row]["dropped"]}) < 2]
 
 
 def drop_dead_groups(meta: KVBatchMeta, dead: list[list[int]], multiple_of: int) -> KVBatchMeta:
@@ -69,8 +70,8 @@ def drop_dead_groups(meta: KVBatchMeta, dead: list[list[int]], multiple_of: int)
 
 
 def group_metrics(meta: KVBatchMeta) -> dict[str, float]:
-    """Mean, spread and lengths over the batch."""
-    rewards = torch.tensor([float(tag["reward"]) for tag in meta.tags])
+    """Mean and spread of the rewards that are trained on (0 where there is none), and lengths over the batch."""
+    rewards = torch.tensor([float(tag["reward"]) for tag in meta.tags if not tag["dropped"]] or [0.0])
     lengths = torch.tensor([float(tag["response_length"]) for tag in meta.tags])
     return {
         "reward/mean": float(rewards.mean()),

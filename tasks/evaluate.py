@@ -2,45 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from prefect import task
 
 from actors import names
-from actors.environments import build
+from actors.environments import Problem, build
+from actors.environments.rewards.base import Response
+from actors.environments.scoring.verdict import Verdict
 from actors.generation.pool import EnginePool
+from actors.policy.hf import check_model_dir
 from actors.rollout.prompts import PromptEncoder
-from actors.rollout.samples import Validation
-from actors.rollout.validation import Validator
+from actors.rollout.samples import SLOWEST, Validation
+from actors.rollout.validation import OWN_SET, Validator
 from configs.evaluate import EvaluateConfig
 from tasks.call import RETRIED, STAGE, call
 from tasks.reporting.jsonl import append, open_lines
 
 
 @task(name="validate", task_run_name="validate-{step}", **RETRIED)
-def validate(namespace: str, step: str, weight_version: int, timeout_s: float) -> Validation:
-    """Reward and accuracy of the engines' present weights. `step` is a number or a label such as warm-start-20."""
-    result: Validation = call(namespace, names.COLLECTOR, "validate", weight_version, timeout_s=timeout_s)
+def validate(namespace: str, step: str, weight_version: int, timeout_s: float, name: str = OWN_SET) -> Validation:
+    """What the engines' present weights achieve on a validation set. `step` is a number or a label such as warm-start-20."""
+    result: Validation = call(namespace, names.COLLECTOR, "validate", weight_version, name, timeout_s=timeout_s)
     return result
 
 
 @task(name="evaluate", task_run_name="evaluate-{label}", **STAGE)
 def evaluate_model(namespace: str, config: EvaluateConfig, label: str, model_path: str, engines: list[str], answers: str) -> Validation:
     """Every validation problem is answered by the model's engines. All answers go to the file `answers`, a few come back."""
-    environment = build(config.source, config.seed)
-    sampling = config.sampling
+    source, sampling = config.source, config.sampling
+
+    def score(problems: Sequence[Problem], responses: Sequence[Response]) -> list[Verdict]:
+        verdicts: list[Verdict] = call(namespace, names.ENVIRONMENT, "score", problems, responses, timeout_s=config.deadlines.score)
+        return verdicts
+
     validator = Validator(
-        environment,
-        PromptEncoder(model_path, config.source.system_prompt),
+        build(source, config.seed),
+        PromptEncoder(model_path, source.system_prompt, source.chat_template_kwargs),
         EnginePool(namespace, engines, timeout_s=config.generation.timeout_s),
-        lambda problems, texts: [environment.score(problem, text) for problem, text in zip(problems, texts, strict=True)],
+        score,
         config.seed,
         sampling.max_new_tokens,
         sampling.temperature,
         sampling.top_p,
+        config.validation.samples_per_prompt,
+        config.prompt_room(int(check_model_dir(model_path).max_position_embeddings)),
+        source.on_too_long,
     )
     samples = validator.answers(0)
     with open_lines(Path(answers)) as file:
-        for sample in samples:
+        for sample in (one for group in samples for one in group):
             append(file, sample.model_dump(exclude={"weight_version"}))
-    return Validation.of(environment, samples, config.logged_samples)
+    return Validation.of(samples, config.validation, shown=config.logged_samples, slow=SLOWEST)

@@ -3,7 +3,7 @@
     grpo       driver (flow process) ── owns ──► data plane, engines, environment, collector, policy group ── owns ──► policy workers
                                                  and the replay buffer, when `mode` is async
     sft        driver (flow process) ── owns ──► data plane, collector, policy group ── owns ──► policy workers
-    evaluate   driver (flow process) ── owns ──► engines of each model
+    evaluate   driver (flow process) ── owns ──► engines of each model, environment
 
 Ray ends what a driver owns when the driver ends, however it ends: return, failure, cancellation or SIGKILL.
 """
@@ -23,7 +23,7 @@ from prefect import task
 from actors import names
 from actors.data_plane import transfer_queue as queue
 from actors.data_plane.connect import DataPlaneAddress, connect
-from actors.environments.actor import EnvironmentActor
+from actors.environments.actor import SCORING_THREADS, EnvironmentActor
 from actors.generation.engine_actor import engine_actor_class
 from actors.generation.types import RefitPlan
 from actors.policy.group import PolicyGroup
@@ -36,9 +36,12 @@ from actors.rollout.supervised import SupervisedCollector
 from actors.waiting import look_for, wait_all
 from configs import settings
 from configs.base import ConfigError
+from configs.environment import EnvironmentConfig
 from configs.evaluate import EvaluateConfig
 from configs.policy import OptimizerConfig, PolicyConfig
-from configs.run import BaseRunConfig, RunConfig
+from configs.rewards import JudgeReward, PythonReward
+from configs.run import BaseRunConfig, RunConfig, ScoredConfig
+from configs.secrets import resolve
 from configs.sft import SftConfig
 from tasks.call import STAGE
 from tasks.placement import place
@@ -56,7 +59,7 @@ class RunActors:
 
 @dataclass(frozen=True)
 class EvaluationActors:
-    """Where the engines of an `evaluate` run are, by model. There is no data plane."""
+    """Where the engines of an `evaluate` run are, by model; its rewards are with the environment actor. There is no data plane."""
 
     engines: dict[str, list[str]]
     ready: dict[str, str]
@@ -70,7 +73,7 @@ def planned_actors(config: RunConfig) -> list[tuple[str, str]]:
         ("placement", _planned_placement(config)),
         _planned_data_plane(config),
         *((name, engine) for name in names.engines(config.generation.num_engines)),
-        (names.ENVIRONMENT, f"rewards: {config.environment.kind}"),
+        _planned_rewards(config),
         *_planned_replay(config),
         (names.COLLECTOR, f"{config.rollout.prompts_per_step} prompts x {config.rollout.responses_per_prompt} responses a step"),
         *_planned_policy(config.policy),
@@ -91,7 +94,12 @@ def planned_sft_actors(config: SftConfig) -> list[tuple[str, str]]:
 def planned_engines(config: EvaluateConfig) -> list[tuple[str, str]]:
     """(name, what it does) of every actor that `launch_engines` would start."""
     count, how = config.generation.num_engines, f"vLLM, {config.generation.executor}, {config.generation.dtype}"
-    return [(name, f"{how}: {path}") for label, path in config.models.items() for name in names.engines(count, label)]
+    engines = [(name, f"{how}: {path}") for label, path in config.models.items() for name in names.engines(count, label)]
+    return [*engines, _planned_rewards(config)]
+
+
+def _planned_rewards(config: ScoredConfig) -> tuple[str, str]:
+    return names.ENVIRONMENT, "rewards: " + ", ".join(f"{reward.weight:g} x {reward.label}" for reward in config.paid)
 
 
 def _planned_placement(config: RunConfig) -> str:
@@ -154,12 +162,12 @@ def launch(config: RunConfig, model_path: str, namespace: str) -> RunActors:
     resources: Any = ray.cluster_resources  # untyped in Ray
     placement = place(config, int(resources().get("GPU", 0)))
     config = config.model_copy(update={"generation": config.generation.model_copy(update={"refit": placement.refit.transport})})
-    with _starting(namespace, config, config.generation.timeout_s) as start:
+    with _starting(namespace, config) as start:
         # The engine takes longest, so it goes first.
         engines = names.engines(config.generation.num_engines)
         options = _computing(_side_by_side(config, config.generation.num_engines), placement.engine)
         _start_engines(start.handles, config, model_path, namespace, engines, options)
-        start.actor(names.ENVIRONMENT, EnvironmentActor, config.environment, config.seed)
+        start.environment(config, config.environment, config.rollout.max_new_tokens)
         address = start.data_plane()
         options = _computing(_side_by_side(config, config.policy.parallel.world_size), placement.worker)
         start.policy(model_path, config.optimizer, config.rollout.temperature, longest_sample(config, model_path), options, placement.refit)
@@ -176,7 +184,7 @@ def launch_sft(config: SftConfig, model_path: str, namespace: str, data: Supervi
     Raises:
         ActorGoneError, ActorTimeoutError: one died or was not ready in time; the message names it. What did start is ended.
     """
-    with _starting(namespace, config, config.policy.timeout_s) as start:
+    with _starting(namespace, config) as start:
         address = start.data_plane()
         options = _computing(config.policy.parallel.world_size)
         start.policy(model_path, config.policy.optimizer.over(data.steps(config)), 1.0, data.longest, options, RefitPlan())
@@ -191,12 +199,13 @@ def launch_engines(config: EvaluateConfig, namespace: str) -> EvaluationActors:
     Raises:
         ActorGoneError, ActorTimeoutError: one died or was not ready in time; the message names it. What did start is ended.
     """
-    with _starting(namespace, config, config.generation.timeout_s) as start:
+    with _starting(namespace, config) as start:
         total = len(config.models) * config.generation.num_engines
         options = _computing(total)
         found = {label: names.engines(config.generation.num_engines, label) for label in config.models}
         for label, path in config.models.items():
             _start_engines(start.handles, config, path, namespace, found[label], options)
+        start.environment(config, config.source, config.sampling.max_new_tokens)
     return EvaluationActors(found, start.ready)
 
 
@@ -212,6 +221,26 @@ class _Starting:
     def actor(self, name: str, cls: Callable[..., Any], *arguments: Any, threads: int = 1) -> None:
         options = {"name": name, "namespace": self._namespace, "num_cpus": 0, "max_concurrency": threads}
         self.handles[name] = ray.remote(cls).options(**options).remote(*arguments)
+
+    def environment(self, config: ScoredConfig, source: EnvironmentConfig, max_new_tokens: int) -> None:
+        """Secrets are looked up here, in the flow's process: actors may be elsewhere."""
+        keys = {
+            reward.label: resolve(reward.api_key, f"rewards.{reward.label}.api_key")
+            for reward in config.paid
+            if isinstance(reward, JudgeReward) and reward.api_key is not None
+        }
+        rewards = [
+            reward.model_copy(update={"options": resolve(reward.options, f"rewards.{reward.label}.options")})
+            if isinstance(reward, PythonReward)
+            else reward
+            for reward in config.paid
+        ]
+        source = source.model_copy(update={"options": resolve(source.options, "environment.options")})
+        self.actor(
+            names.ENVIRONMENT, EnvironmentActor,
+            source, rewards, config.scoring, self._config.seed, max_new_tokens, keys,
+            threads=SCORING_THREADS,
+        )  # fmt: skip
 
     def replay(self, config: RunConfig, address: DataPlaneAddress) -> None:
         self.handles[names.REPLAY] = (
@@ -241,14 +270,14 @@ class _Starting:
 
 
 @contextmanager
-def _starting(namespace: str, config: BaseRunConfig | EvaluateConfig, timeout_s: float) -> Iterator[_Starting]:
+def _starting(namespace: str, config: BaseRunConfig | EvaluateConfig) -> Iterator[_Starting]:
     """Start actors inside the block; at its end all of them are ready, or, after any failure, gone."""
     starting = _Starting(namespace, config)
     _handles[namespace] = starting.handles
     try:
         yield starting
         pending = {name: handle.ready.remote() for name, handle in starting.handles.items()}
-        starting.ready = wait_all(pending, what="start", timeout_s=timeout_s)
+        starting.ready = wait_all(pending, what="start", timeout_s=config.deadlines.start)
     except BaseException:
         stop(namespace, starting.address)
         raise

@@ -89,4 +89,6 @@ def place(config: RunConfig, gpus: int) -> Placement:
         engine, worker = _ENGINE_SHARE / (engines // workers), _WORKER_SHARE
     else:
         engine, worker = (float(ranks), 1.0) if kind == "separate" else (0.0, 0.0)
-    return Placement(kind, needed, engine, worker, RefitPlan(transport, config.generation.refit_buffer_mib * 2**20, ranks))
+    return Placement(
+        kind, needed, engine, worker, RefitPlan(transport, config.generation.refit_buffer_mib * 2**20, ranks, config.generation.timeout_s)
+    )

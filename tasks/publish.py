@@ -1,6 +1,6 @@
 """What the Prefect UI shows of a run while it goes. Artifacts of the flow run, one of each, rewritten in place.
 
-    update, samples ──► rows in memory ──► every 2 s, a thread of its own ──► <flow>-progress, -metrics, -samples
+    update, samples ──► rows in memory ──► every 2 s, a thread of its own ──► <flow>-progress, -metrics, -rewards, -validation, -samples
          (µs)                                  └─ every 20 s ──► <flow>-<picture>
     finish: what is left, then <flow>-summary
 
@@ -27,12 +27,16 @@ from prefect.exceptions import PrefectException
 from prefect.logging import get_run_logger
 
 from tasks.reporting.plots import picture_svg, sample_rows, step_rows
+from tasks.reporting.rewards import reward_rows
 from tasks.reporting.run_dir import RunDirectory
 from tasks.reporting.samples import Phase, Sample, as_row
+from tasks.reporting.slowest import SlowSample, slow_row, slowest_first, slowest_rows
 from tasks.reporting.summary import Summary, render_summary_text
+from tasks.reporting.validation import validation_rows
 from tasks.reporting.views import VIEWS, FlowName
 
 _EVERY_S, _PICTURE_EVERY_S = 2.0, 20.0
+_KEPT_SLOW = 50
 
 
 class Publisher:
@@ -47,6 +51,7 @@ class Publisher:
         self._lock = threading.Lock()  # of the three below
         self._rows: dict[int, dict[str, Any]] = {}
         self._samples: dict[str, list[dict[str, Any]]] = {}
+        self._slowest: list[dict[str, Any]] = []
         self._changed = False
         self._steps, self._step, self._failures = 0, 0, 0
         self._error: Exception | None = None
@@ -71,10 +76,11 @@ class Publisher:
             self._rows.setdefault(step, {"step": step}).update(metrics)
             self._step, self._changed = step, True
 
-    def samples(self, step: int, phase: Phase, samples: Iterable[Sample]) -> None:
-        """What the model said; the newest of each phase are shown. Returns at once."""
+    def samples(self, step: int, phase: Phase, samples: Iterable[Sample], slowest: Iterable[SlowSample] = ()) -> None:
+        """What the model said, of which the newest of each phase are shown, and what took longest to score so far. Returns at once."""
         with self._lock:
             self._samples[phase] = [as_row(step, phase, sample) for sample in samples]
+            self._slowest = slowest_first([*self._slowest, *(slow_row(step, phase, one) for one in slowest)], _KEPT_SLOW)
             self._changed = True
 
     def finish(self, directory: RunDirectory, summary: Summary) -> None:
@@ -120,10 +126,17 @@ class Publisher:
                 return
             self._changed = False
             rows, samples = [dict(row) for row in self._rows.values()], [row for phase in self._samples.values() for row in phase]
-            step = self._step
+            step, slow = self._step, self._slowest
         self._show("progress", "progress", 100.0 * step / self._steps, f"{step} of {self._steps} steps")
         if rows:
             self._show("table", "metrics", json.dumps(step_rows(rows, self._view)), f"the last steps up to {step}")
+        for name, table, what in (
+            ("rewards", reward_rows(rows), "each reward's mean, and responses without a value"),
+            ("validation", validation_rows(rows), "held-out problems, by set"),
+            ("slowest", slowest_rows(slow), "the responses that took longest to score"),
+        ):
+            if table:
+                self._show("table", name, json.dumps(table), what)
         if samples:
             self._show("table", "samples", json.dumps(sample_rows(samples)), "what the model said last, in training and in validation")
         if rows and pictures and self._view.charts:

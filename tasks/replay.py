@@ -13,7 +13,7 @@ from actors import names
 from actors.data_plane.meta import KVBatchMeta
 from actors.rollout.replay import Claim
 from actors.rollout.replay_actor import ClaimReply
-from actors.rollout.samples import Sample, StepReport
+from actors.rollout.samples import Sample, SlowSample, StepReport
 from configs.staleness import AsyncConfig
 from tasks import events
 from tasks.advantage import by_group, zero_variance
@@ -28,7 +28,7 @@ class Claimed(BaseModel):
     """What a step trains on.
 
     Attributes:
-        uids: of the groups that were taken. samples: of groups that were committed lately.
+        uids: of the groups that were taken. samples: of groups that were committed lately. slowest: to score, of the same.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -36,6 +36,7 @@ class Claimed(BaseModel):
     meta: KVBatchMeta
     uids: tuple[str, ...]
     samples: tuple[Sample, ...]
+    slowest: tuple[SlowSample, ...]
     metrics: dict[str, float]
 
 
@@ -73,6 +74,7 @@ def claim(
         meta=meta,
         uids=tuple(uid for taken in claims for uid in taken.uids),
         samples=report.samples,
+        slowest=report.slowest,
         metrics=metrics | staleness(ages, meta),
     )
 

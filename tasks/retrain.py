@@ -11,10 +11,11 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas import State
 from prefect.states import Completed
 
+from configs.environment import FieldsConfig
 from tasks import events
 from tasks.call import STAGE
 from tasks.retraining.lease import Lease
-from tasks.retraining.prompts import Consumed, NewPrompts, find_new, read_files, read_frozen
+from tasks.retraining.prompts import Consumed, NewPrompts, Row, find_new, read_files, read_frozen
 from tasks.retraining.registry import Attempt, Promotion, Registry
 
 
@@ -23,29 +24,29 @@ class Found:
     """What a night begins with: the promoted model, the frozen set, and what is new since that model."""
 
     parent: Promotion | None
-    frozen: tuple[tuple[str, str], ...]
+    frozen: tuple[Row, ...]
     new: NewPrompts
 
 
 @task(name="find-new-prompts", task_run_name="find-new-prompts", **STAGE)
-def find_new_prompts(registry_url: str, data_url: str, frozen_url: str) -> Found:
+def find_new_prompts(registry_url: str, data_url: str, frozen_url: str, fields: FieldsConfig) -> Found:
     """Read registry, frozen set and data.
 
     Raises:
         ConfigError: one of them cannot be reached, is damaged, or the promoted model has vanished.
     """
-    return look(registry_url, data_url, frozen_url)
+    return look(registry_url, data_url, frozen_url, fields)
 
 
-def look(registry_url: str, data_url: str, frozen_url: str) -> Found:
+def look(registry_url: str, data_url: str, frozen_url: str, fields: FieldsConfig) -> Found:
     """`find_new_prompts` outside a flow."""
     registry = Registry(registry_url)
     parent = registry.current()
     if parent is not None:
         registry.check_model(parent)
-    frozen = tuple(read_frozen(frozen_url))
+    frozen = tuple(read_frozen(frozen_url, fields))
     consumed: Mapping[str, Consumed] = parent.consumed if parent else {}
-    return Found(parent, frozen, find_new(read_files(data_url), consumed, {prompt for prompt, _ in frozen}))
+    return Found(parent, frozen, find_new(read_files(data_url), consumed, {row.digest for row in frozen}, fields))
 
 
 @task(name="promote", task_run_name="promote", **STAGE)

@@ -23,10 +23,10 @@ import torch
 from actors.data_plane.loop import LoopStoppedError, LoopStuckError, LoopThread, Request, Undo
 from actors.data_plane.meta import KVBatchMeta
 from actors.data_plane.metrics import OperationUsage, flatten, merge
+from configs.deadlines import DATA_PLANE_GRACE_S
 
 # One value per row: tensors of one dtype (0-d ones are scalars; shapes may differ from row to row), or picklable values.
 Column = Sequence[torch.Tensor] | Sequence[Any]
-_GRACE_S = 15.0  # past all deadlines of a request, which it keeps itself; beyond this the loop's thread must be stuck
 
 
 class DataPlaneError(RuntimeError):
@@ -308,7 +308,7 @@ class DataPlane(ABC):
             raise DataPlaneGoneError(f"{operation}: the run's data plane was stopped") from error
 
     def _limit_s(self, extra_s: float) -> float:
-        return 2 * self._timeout_s + extra_s + _GRACE_S
+        return 2 * self._timeout_s + extra_s + DATA_PLANE_GRACE_S
 
     def _check_open(self, operation: str, request: Request[Any]) -> None:
         if self._closed:

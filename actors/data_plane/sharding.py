@@ -54,7 +54,7 @@ class ShardPlan(BaseModel):
         micro_batches: every row of `meta` once, in order.
         packed: the layout of all of them.
         global_tokens: response tokens in the whole batch (all ranks): the denominator of token_mean.
-        global_sequences: samples in the whole batch: the denominator of sequence_mean.
+        global_sequences: samples in the whole batch: the denominator of sequence_mean. Neither counts rows with the tag `dropped`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -140,8 +140,9 @@ def plan_batch(meta: KVBatchMeta, batching: BatchingConfig, *, data_parallel: in
         ranks = _packed(meta.sequence_lengths, batching, data_parallel, align, sequence_align)
     else:
         ranks = (_padded if batching.mode == "padded" else _dynamic)(meta.sequence_lengths, batching, data_parallel, align)
-    tokens = sum(int(tag["response_length"]) for tag in meta.tags)
-    shards = tuple(_shard(meta, parts, packed=batching.mode == "packed", global_tokens=tokens) for parts in ranks)
+    counted = [tag for tag in meta.tags if not tag.get("dropped")]  # the others' sample_mask is 0
+    totals = {"global_tokens": sum(int(tag["response_length"]) for tag in counted), "global_sequences": max(1, len(counted))}
+    shards = tuple(_shard(meta, parts, packed=batching.mode == "packed", **totals) for parts in ranks)
     loads = [sum(shard.meta.sequence_lengths) for shard in shards]
     computed = sum(part.shape[0] * part.shape[1] for parts in ranks for part in parts)
     return BatchPlan(
@@ -269,7 +270,7 @@ def _bins(least: int, batching: BatchingConfig, n: int, ranks: int) -> int:
     return ranks * _bucket(buckets, each)
 
 
-def _shard(meta: KVBatchMeta, parts: list[_Part], *, packed: bool, global_tokens: int) -> ShardPlan:
+def _shard(meta: KVBatchMeta, parts: list[_Part], *, packed: bool, global_tokens: int, global_sequences: int) -> ShardPlan:
     rows = tuple(row for part in parts for row in part.rows)
     edges = accumulate((len(part.rows) for part in parts), initial=0)
     return ShardPlan(
@@ -283,7 +284,7 @@ def _shard(meta: KVBatchMeta, parts: list[_Part], *, packed: bool, global_tokens
         ),
         packed=packed,
         global_tokens=global_tokens,
-        global_sequences=len(meta),
+        global_sequences=global_sequences,
     )
 
 

@@ -1,4 +1,4 @@
-"""What an environment is: numbered problems with a verifier.
+"""What an environment is: numbered problems; what their answers are worth is said by rewards (actors/environments/rewards).
 
 A class of your own derives from `Environment` and is named in a recipe:
 
@@ -19,16 +19,20 @@ class Problem:
     """One prompt.
 
     Attributes:
-        uid: unique within the split.
-        question: what the user asks.
+        uid: source and row; unique within the split.
+        question: what the user asks, as text for reports.
         answer: a correct answer, as supervised text and for reports.
-        payload: whatever the verifier needs.
+        messages: the chat that is sent, {"role", "content"} each; None: `question` as the user's only message.
+        columns: the other columns of its row, which rewards may want; must be picklable.
+        source: name of the part of a mixture that it comes from; metrics are kept for each.
     """
 
     uid: str
     question: str
     answer: str
-    payload: dict[str, Any] = field(default_factory=dict, compare=False)
+    messages: tuple[dict[str, str], ...] | None = field(default=None, compare=False)
+    columns: dict[str, Any] = field(default_factory=dict, compare=False)
+    source: str = ""
 
 
 class Environment(ABC):
@@ -46,10 +50,9 @@ class Environment(ABC):
             IndexError: `index` is outside the split.
         """
 
-    @abstractmethod
-    def score(self, problem: Problem, response: str) -> float:
-        """The reward of a response, in [0, 1]. Never raises for odd text: that text is wrong, so 0."""
+    def score(self, problem: Problem, response: str) -> float | None:
+        """What the reward of kind `environment` gives: a finite number, or None for no opinion.
 
-    def correct(self, reward: float) -> bool:
-        """Whether a reward counts as solved, for accuracy."""
-        return reward >= 1.0
+        Called in a scoring process, on an object of its own there, which is lost when the process is killed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no `score`: list rewards in the recipe, or give it one")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 
 from actors.environments.base import Environment
 from configs.base import ConfigError
-from configs.environment import EnvironmentConfig
+from configs.environment import EnvironmentConfig, SourceConfig
+from configs.secrets import resolve
 
 
 def build(config: EnvironmentConfig, seed: int) -> Environment:
@@ -23,6 +25,10 @@ def build(config: EnvironmentConfig, seed: int) -> Environment:
 
 
 def _construct(config: EnvironmentConfig, seed: int) -> Environment:
+    if config.sources:
+        from actors.environments.dataset.mixture import Mixture
+
+        return Mixture({source.name: _source(source, seed) for source in config.sources}, [source.weight for source in config.sources])
     if config.kind == "reasoning_gym":
         from actors.environments.reasoning_gym import ReasoningGymEnvironment  # imports every generator: 2 s
 
@@ -32,14 +38,48 @@ def _construct(config: EnvironmentConfig, seed: int) -> Environment:
             seed=seed,
             train_size=config.train_size,
             validation_size=config.validation_size,
-            answer_pattern=config.answer_pattern,
+            curriculum=config.curriculum,
         )
-    if config.kind == "jsonl":
-        from actors.environments.jsonl import JsonlEnvironment
+    if config.kind == "python":
+        return _imported(config)
+    assert config.path is not None  # EnvironmentConfig checks it
+    if config.streaming:
+        from actors.environments.dataset.streamed import StreamedDataset
 
-        assert config.path is not None  # EnvironmentConfig checks it
-        return JsonlEnvironment(path=config.path, validation_path=config.validation_path, validation_size=config.validation_size)
-    return _imported(config)
+        assert config.validation_path is not None  # likewise
+        return StreamedDataset(
+            path=config.path,
+            validation_path=config.validation_path,
+            validation_size=config.validation_size,
+            fields=config.fields,
+            seed=seed,
+            shuffle_buffer=config.shuffle_buffer,
+        )
+    from actors.environments.dataset.environment import DatasetEnvironment
+
+    return DatasetEnvironment(
+        path=config.path, validation_path=config.validation_path, validation_size=config.validation_size, fields=config.fields
+    )
+
+
+def _source(source: SourceConfig, seed: int) -> Environment:
+    if source.path is not None:
+        from actors.environments.dataset.environment import DatasetEnvironment
+
+        return DatasetEnvironment(
+            path=source.path,
+            validation_path=source.validation_path,
+            validation_size=source.validation_size,
+            fields=source.fields,
+            source=source.name,
+            field=f"environment.sources.{source.name}",
+        )
+    from actors.environments.reasoning_gym import ReasoningGymEnvironment
+
+    assert source.task is not None  # SourceConfig checks it
+    return ReasoningGymEnvironment(
+        task=source.task, options=source.task_options, seed=seed, train_size=source.train_size, validation_size=source.validation_size
+    )
 
 
 def _imported(config: EnvironmentConfig) -> Environment:
@@ -49,7 +89,7 @@ def _imported(config: EnvironmentConfig) -> Environment:
         cls = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"environment.import_path: cannot import {config.import_path!r}: {error}") from None
-    environment = cls(**config.options)
-    if not isinstance(environment, Environment):
+    if not (inspect.isclass(cls) and issubclass(cls, Environment)):  # before it is called: a name may be anything's
         raise ConfigError(f"environment.import_path: {config.import_path!r} does not derive from actors.environments.Environment")
+    environment: Environment = cls(**resolve(config.options, "environment.options"))
     return environment

@@ -31,8 +31,8 @@ from actors.generation.types import (
     WeightUpdate,
 )
 from actors.waiting import ActorGoneError, ActorTimeoutError, find, wait
+from configs.deadlines import GRACE_S
 
-_GRACE_S = 10.0  # beyond `timeout_s`: an engine notices its own deadline first, aborts its requests, and stays usable
 _FETCH_S = 10.0  # for an answer that is there
 _POLL_S = 1.0  # for which an engine lets `collect` wait: long against a call's cost, short against a deadline
 _Ids = Mapping[str, tuple[str, ...]]  # request ids by engine
@@ -78,7 +78,7 @@ class EnginePool:
         try:
             refs = {name: self._handle(name).generate.remote([requests[row] for row in rows]) for name, rows in parts.items()}
             ids = {name: tuple(requests[row].request_id for row in rows) for name, rows in parts.items()}
-            answers = self._wait(refs, f"generate {len(requests)} responses", self._timeout_s + _GRACE_S, ids)
+            answers = self._wait(refs, f"generate {len(requests)} responses", self._timeout_s + GRACE_S, ids)
         finally:
             for name, rows in parts.items():
                 self._router.release(name, sum(costs[row] for row in rows))
@@ -156,7 +156,7 @@ class EnginePool:
 
     def end_update(self, refs: Mapping[str, Any], version: int) -> dict[str, WeightUpdate]:
         """Wait for what `begin_update` began. Returns and raises as `update_weights`."""
-        what, timeout_s = f"refit to weight version {version}", self._timeout_s + _GRACE_S
+        what, timeout_s = f"refit to weight version {version}", self._timeout_s + GRACE_S
         if not self._recover:
             return self._wait(refs, what, timeout_s)
         taken, refused = self._answers(refs, what)
@@ -219,7 +219,7 @@ class EnginePool:
         refused: dict[str, Exception] = {}
         for name, ref in refs.items():
             try:
-                answers[name] = wait(ref, who=name, what=what, timeout_s=self._timeout_s + _GRACE_S)
+                answers[name] = wait(ref, who=name, what=what, timeout_s=self._timeout_s + GRACE_S)
             except (ActorGoneError, ActorTimeoutError, EngineFailedError) as error:
                 self._died(name, error)
             except Exception as error:  # noqa: BLE001  (the caller raises it once it has put things in order)
@@ -262,7 +262,7 @@ class EnginePool:
                 self._died(name, error)
             else:
                 self._ready += [result for result in results if self._outstanding.finish(name, result.request_id)]
-        longest = _POLL_S + self._timeout_s + _GRACE_S
+        longest = _POLL_S + self._timeout_s + GRACE_S
         for ref, (name, since) in list(self._polls.items()):
             if time.monotonic() - since > longest:
                 del self._polls[ref]

@@ -95,11 +95,13 @@ class RefitPlan:
     Attributes:
         buffer_bytes: ipc, nccl: of a piece on its way.
         ranks_per_engine: vLLM workers of an engine (tensor_parallel_size).
+        engine_timeout_s: within which an engine takes the weights, or says why not.
     """
 
     transport: Transport = "host"
     buffer_bytes: int = 2**30
     ranks_per_engine: int = 1
+    engine_timeout_s: float = 0.0
 
 
 @dataclass(frozen=True)

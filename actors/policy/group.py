@@ -33,6 +33,7 @@ from actors.policy.turns import Turn, Turns
 from actors.policy.warm_up import warm_up
 from actors.policy.worker_actor import Objective, PolicyWorkerActor, free_port
 from actors.waiting import wait_all
+from configs.deadlines import Deadlines
 from configs.policy import OptimizerConfig, PolicyConfig
 
 _MEMORY = "gpu_memory/"  # metrics of one worker; the largest of all is reported
@@ -67,8 +68,11 @@ class PolicyGroup:
     ) -> None:
         self._config, self._namespace, self._address = config, namespace, address
         self._version, self._model_path, self._timeout_s, self._longest = 0, model_path, timeout_s, longest
+        self._deadlines = Deadlines(
+            generation=refit_plan.engine_timeout_s, data_plane=timeout_s, policy=config.call_timeout_s, updates=config.updates_per_step
+        )
         self._lock = threading.RLock()
-        self._turns = Turns(config.timeout_s)
+        self._turns = Turns(self._deadlines.policy_stage)
         self._refit_plan = refit_plan
         self._engines: EnginePool | None = None  # known at the first refit
         self._sender: Sender | None = None  # likewise
@@ -90,7 +94,7 @@ class PolicyGroup:
         for rank, worker in enumerate(self._workers):
             replicas[self._data_rank(rank)][f"policy-worker-{rank}"] = worker
         graph = self._config.compiled_graph
-        self._executor, how = build_executor(replicas, graph.timeout_s or self._config.timeout_s, graph)
+        self._executor, how = build_executor(replicas, self._deadlines.workers, graph)
         plane = connect(self._address, timeout_s=self._timeout_s)
         warm = warm_up(
             self._config, plane, self._longest, lambda request, meta: self._run(request.method, self._plan(meta), *request.arguments)
@@ -178,7 +182,8 @@ class PolicyGroup:
     def _refit(self, engines: list[str], options: UpdateOptions) -> dict[str, float]:
         started = time.monotonic()
         if self._engines is None:
-            self._engines = EnginePool(self._namespace, engines, timeout_s=self._config.timeout_s, recover=options.recover)
+            patience = self._config.timeout_s + self._refit_plan.engine_timeout_s  # the engines' own deadline is the inner one
+            self._engines = EnginePool(self._namespace, engines, timeout_s=patience, recover=options.recover)
         if self._refit_plan.transport == "host":
             taken = self._refit_through_host(self._engines, options)
         else:

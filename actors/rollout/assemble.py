@@ -4,7 +4,7 @@ input_ids            [prompt ........ response ... eos]   int64
 token_mask           [0 ............. 1 .......... 1  ]   bool: tokens that the loss counts
 generation_logprobs  [0 ............. l .......... l  ]   float32: entry t belongs to input_ids[t]
 weight_versions      [-1 ............ v .......... v  ]   int32: of the weights that sampled input_ids[t]
-sample_mask          1.0                                  float32 scalar
+sample_mask          1.0                                  float32 scalar: 0 for a response that is not trained on
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from actors.data_plane.meta import KVBatchMeta, mint_key
+from actors.environments.scoring.verdict import Verdict
 from actors.generation.types import GenerationResult
 
 ROLLOUT_FIELDS = ("input_ids", "token_mask", "sample_mask", "generation_logprobs", "weight_versions")
@@ -50,20 +51,27 @@ def token_columns(
 
 
 def group_rows(
-    partition_id: str, weight_version: int, uid: str, prompt: Sequence[int], results: Sequence[GenerationResult], rewards: Sequence[float]
+    partition_id: str,
+    weight_version: int,
+    uid: str,
+    prompt: Sequence[int],
+    results: Sequence[GenerationResult],
+    verdicts: Sequence[Verdict],
 ) -> tuple[KVBatchMeta, dict[str, list[torch.Tensor]]]:
     """Keys, tags and columns of one prompt's responses; the uid and the version ride in the tags, so that nobody parses a key.
 
     Args:
         weight_version: that the keys are minted with. It names the group, together with the uid.
+        verdicts: of each response. One that drops its group drops every row.
 
     Returns:
         The meta, whose tags are prompt_uid, weight_version, start_version and end_version (that sampled the first and the last token),
-        weight_versions (how many sampled it), reward, response_length and truncated; and `ROLLOUT_FIELDS`.
+        weight_versions (how many sampled it), reward, dropped, response_length and truncated; and `ROLLOUT_FIELDS`.
 
     Raises:
         ValueError: as `token_columns`.
     """
+    all_dropped = any(verdict.drop == "group" for verdict in verdicts)
     tags = [
         {
             "prompt_uid": uid,
@@ -71,11 +79,12 @@ def group_rows(
             "start_version": result.weight_version_start,
             "end_version": result.weight_version_end,
             "weight_versions": len(result.weight_segments),
-            "reward": reward,
+            "reward": verdict.reward,
+            "dropped": all_dropped or verdict.drop != "no",
             "response_length": len(result.token_ids),
             "truncated": result.finish_reason == "length",
         }
-        for result, reward in zip(results, rewards, strict=True)
+        for result, verdict in zip(results, verdicts, strict=True)
     ]
     meta = KVBatchMeta(
         partition_id=partition_id,
@@ -85,5 +94,6 @@ def group_rows(
         tags=tuple(tags),
     )
     columns = token_columns([prompt] * len(results), [r.token_ids for r in results], [r.logprobs for r in results])
+    columns["sample_mask"] = [torch.tensor(float(not tag["dropped"])) for tag in tags]
     versions = [torch.tensor([-1] * len(prompt) + result.weight_versions, dtype=torch.int32) for result in results]
     return meta, columns | {"weight_versions": versions}

@@ -14,19 +14,21 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
 
 from actors import names
-from actors.environments import Problem
+from actors.environments.scoring.verdict import Verdict
+from actors.environments.scoring.verdict import metrics as scoring_metrics
 from actors.generation.pool import EnginePool
 from actors.generation.types import EngineDiedError, GenerationRequest
 from actors.rollout.in_flight import InFlight, PromptGroup
+from actors.rollout.prompts import DrawnPrompt, PromptStream
 from actors.rollout.replay_actor import Places, Stored
-from actors.rollout.samples import Progress, Sample, StepReport
-from actors.rollout.scoring import Scoring, shown
+from actors.rollout.samples import SLOWEST, Progress, Sample, SlowSample, StepReport, slowest
+from actors.rollout.scoring import Scoring, Written, observe, shown
 from actors.waiting import ActorTimeoutError, wait
 
 _POLL_S = 0.1  # longest wait for one thing before a look at the others
@@ -40,7 +42,7 @@ class Continuous:
     """Begins at once, and goes on until `stop`.
 
     Args:
-        draw: the next prompt: its uid, problem and token ids.
+        stream: of prompts; drawn from in the thread alone.
         requests: of a group.
         rows: responses per prompt.
         replay: handle of the replay actor.
@@ -50,7 +52,7 @@ class Continuous:
     def __init__(
         self,
         *,
-        draw: Callable[[], tuple[str, Problem, list[int]]],
+        stream: PromptStream,
         requests: Callable[[PromptGroup], list[GenerationRequest]],
         rows: int,
         pool: EnginePool,
@@ -58,10 +60,11 @@ class Continuous:
         replay: Any,
         shown: int,
     ) -> None:
-        self._draw, self._requests, self._rows = draw, requests, rows
+        self._stream, self._requests, self._rows = stream, requests, rows
         self._pool, self._scoring, self._replay = pool, scoring, replay
         self._flying = InFlight()
-        self._drawn: deque[tuple[str, Problem, list[int]]] = deque()
+        self._drawn: deque[DrawnPrompt] = deque()
+        self._prompt_metrics: dict[str, float] = {}
         self._asked: Any = None  # the question that the replay actor has not answered yet
         self._asked_at = 0.0
         self._known_dead: set[str] = set()
@@ -73,6 +76,8 @@ class Continuous:
         self._idle = True
         self._in_flight = 0
         self._samples: deque[Sample] = deque(maxlen=shown)
+        self._verdicts: list[Verdict] = []
+        self._slowest: tuple[SlowSample, ...] = ()
         self._log: list[str] = []
         self._error: str | None = None
         self._thread = threading.Thread(target=self._run, name="continuous", daemon=True)
@@ -105,9 +110,10 @@ class Continuous:
                 "engines/alive": float(len(self._pool.alive)),
             }
             self._reported_tokens, self._reported_idle_s = self._tokens, idle_s
-            samples = tuple(self._samples)
+            samples, slow, verdicts = tuple(self._samples), self._slowest, self._verdicts
             self._samples.clear()
-        return StepReport(samples=samples, metrics=metrics)
+            self._slowest, self._verdicts = (), []
+        return StepReport(samples=samples, slowest=slow, metrics=metrics | scoring_metrics(verdicts) | self._prompt_metrics)
 
     def stop(self) -> None:
         """Abort what runs and end. Idempotent.
@@ -146,8 +152,8 @@ class Continuous:
                 if uid in self._flying.uids():  # else it is being scored: its commit will be refused
                     self._fail(uid, "too old")
             for place in places.given:
-                _, problem, prompt = self._drawn.popleft()
-                begun.append(PromptGroup(problem, prompt, place))
+                drawn = self._drawn.popleft()
+                begun.append(PromptGroup(drawn.problem, drawn.token_ids, place))
         if not begun:
             return
         for group in begun:
@@ -158,9 +164,8 @@ class Continuous:
     def _places(self, wait_s: float) -> Places | None:
         """The answer to the question that is out, if it comes within `wait_s` seconds."""
         if self._asked is None:
-            while len(self._drawn) < _AHEAD:
-                self._drawn.append(self._draw())
-            self._asked = self._replay.reserve.remote([uid for uid, _, _ in self._drawn], self._rows, _PLACE_S)
+            self._drawn += self._stream.draw_encoded(_AHEAD - len(self._drawn))
+            self._asked = self._replay.reserve.remote([drawn.uid for drawn in self._drawn], self._rows, _PLACE_S)
             self._asked_at = time.monotonic()
         ready, _ = ray.wait([self._asked], timeout=wait_s)
         if not ready:
@@ -189,18 +194,33 @@ class Continuous:
         self._count()
 
     def _store(self) -> None:
-        written = self._scoring.written(0.0 if self._flying else _POLL_S)
-        if not written:
+        scored = self._scoring.written(0.0 if self._flying else _POLL_S)
+        if not scored:
             return
+        self._note(scored)
+        for group in scored:
+            if group.meta is None:
+                self._ask("fail", group.group.uid, f"no reward: {next(v.error for v in group.verdicts if v.drop == 'group')}")
+        written = [(group, group.meta) for group in scored if group.meta is not None]
         stored = []
-        for group in written:
-            starts, ends = zip(*((tag["start_version"], tag["end_version"]) for tag in group.meta.tags), strict=True)
-            stored.append(Stored(group.group.uid, group.meta, min(starts), max(ends)))
-        wanted = self._ask("commit", stored)
+        for group, meta in written:
+            starts, ends = zip(*((tag["start_version"], tag["end_version"]) for tag in meta.tags), strict=True)
+            stored.append(Stored(group.group.uid, meta, min(starts), max(ends)))
+        wanted = self._ask("commit", stored) if stored else ()
         with self._lock:
             self._groups += sum(wanted)
-            self._samples += [shown(group) for group, kept in zip(written, wanted, strict=True) if kept]
+            self._samples += [shown(group) for (group, _), kept in zip(written, wanted, strict=True) if kept]
         self._count()
+
+    def _note(self, scored: Sequence[Written]) -> None:
+        """What the next report says of the verdicts."""
+        found = [SlowSample.of(group.group.problem.uid, verdict) for group in scored for verdict in group.verdicts]
+        for group in scored:
+            observe(self._stream, group)
+        with self._lock:
+            self._prompt_metrics = self._stream.metrics()
+            self._verdicts += [verdict for group in scored for verdict in group.verdicts]
+            self._slowest = slowest((*self._slowest, *found), SLOWEST)
 
     def _fail(self, uid: str, reason: str) -> None:
         self._pool.abort(self._flying.remove(uid))

@@ -1,11 +1,13 @@
-"""From prompts to requests. Pure."""
+"""From prompts to requests, and from results to what rewards see. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 
-from actors.generation.types import GenerationRequest
+from actors.environments.rewards.base import Response
+from actors.generation.types import GenerationRequest, GenerationResult
 from actors.rollout.in_flight import PromptGroup, request_id
+from actors.rollout.prompts import PromptEncoder
 from configs.rollout import RolloutConfig
 
 
@@ -27,3 +29,8 @@ def seeded_request(seed: int, name: str, prompt: list[int], max_new_tokens: int,
         top_p=top_p,
         seed=int.from_bytes(digest[:4], "big"),
     )
+
+
+def read_response(encoder: PromptEncoder, result: GenerationResult) -> Response:
+    """The response in words."""
+    return Response(encoder.text(result.token_ids), len(result.token_ids), result.finish_reason == "length")

@@ -1,6 +1,6 @@
 """From complete groups to rows in the data plane, while others are still being generated.
 
-begin(groups) ──texts──► EnvironmentActor ──rewards──► written(): one put for the groups whose rewards came together ──► Written
+begin(groups) ──responses──► EnvironmentActor ──verdicts──► written(): one put for the groups whose verdicts came together ──► Written
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ import ray
 from actors import names
 from actors.data_plane.interface import DataPlane
 from actors.data_plane.meta import KVBatchMeta
+from actors.environments.rewards.base import Response
+from actors.environments.scoring.verdict import Verdict
 from actors.rollout.assemble import group_rows
 from actors.rollout.in_flight import PromptGroup
-from actors.rollout.prompts import PromptEncoder
+from actors.rollout.prompts import PromptEncoder, PromptStream
+from actors.rollout.requests import read_response
 from actors.rollout.samples import Sample
 from actors.waiting import ActorTimeoutError, wait
 
@@ -27,13 +30,14 @@ class Written:
     """A group whose rows are in the data plane.
 
     Attributes:
-        meta: its rows, in the order of its responses. texts, rewards: of each response.
+        meta: its rows, in the order of its responses; None: a verdict drops the whole group, and nothing was written.
+        responses, verdicts: of each.
     """
 
     group: PromptGroup
-    meta: KVBatchMeta
-    texts: tuple[str, ...]
-    rewards: tuple[float, ...]
+    meta: KVBatchMeta | None
+    responses: tuple[Response, ...]
+    verdicts: tuple[Verdict, ...]
 
 
 class Scoring:
@@ -41,13 +45,16 @@ class Scoring:
 
     Args:
         scorer: handle of the environment actor.
-        timeout_s: longest wait for the rewards of one `begin`.
+        timeout_s: longest wait for the verdicts of one `begin`.
+        replaces: groups that a verdict drops are not written, because others take their place; otherwise their rows are masked.
     """
 
-    def __init__(self, scorer: Any, encoder: PromptEncoder, plane: DataPlane, partition_id: str, timeout_s: float) -> None:
+    def __init__(
+        self, scorer: Any, encoder: PromptEncoder, plane: DataPlane, partition_id: str, timeout_s: float, *, replaces: bool
+    ) -> None:
         self._scorer, self._encoder, self._plane, self._partition_id = scorer, encoder, plane, partition_id
-        self._timeout_s = timeout_s
-        self._pending: dict[Any, tuple[list[tuple[PromptGroup, tuple[str, ...]]], float]] = {}
+        self._timeout_s, self._replaces = timeout_s, replaces
+        self._pending: dict[Any, tuple[list[tuple[PromptGroup, tuple[Response, ...]]], float]] = {}
 
     def __len__(self) -> int:
         return sum(len(groups) for groups, _ in self._pending.values())
@@ -56,18 +63,19 @@ class Scoring:
         """Send groups that were completed together to the environment, in one call; does not wait."""
         if not groups:
             return
-        sent = [(group, tuple(self._encoder.text(result.token_ids) for result in group.in_order())) for group in groups]
-        problems = [group.problem for group, texts in sent for _ in texts]
-        ref = self._scorer.score.remote(problems, [text for _, texts in sent for text in texts])
+        sent = [(group, tuple(read_response(self._encoder, result) for result in group.in_order())) for group in groups]
+        problems = [group.problem for group, responses in sent for _ in responses]
+        ref = self._scorer.score.remote(problems, [response for _, responses in sent for response in responses])
         self._pending[ref] = sent, time.monotonic() + self._timeout_s
 
     def written(self, wait_s: float) -> list[Written]:
-        """Write the groups that have been scored, after waiting for the first up to `wait_s` seconds.
+        """Write the groups that have been scored, after waiting for the first up to `wait_s` seconds. Those that are dropped come as well.
 
         Groups that are there together share one put: with short responses a put costs more than its bytes.
 
         Raises:
-            ActorGoneError, ActorTimeoutError: the environment died, or a verifier is stuck. DataPlaneError: nothing was written.
+            ActorGoneError, ActorTimeoutError: the environment died, or is stuck. ScoringError: too many responses have no reward.
+            DataPlaneError: nothing was written.
         """
         if not self._pending:
             return []
@@ -77,31 +85,39 @@ class Scoring:
         scored = []
         for ref in done:
             sent, _ = self._pending.pop(ref)
-            rewards = iter(wait(ref, who=names.ENVIRONMENT, what="score", timeout_s=self._timeout_s))
-            scored += [(group, texts, tuple(next(rewards) for _ in texts)) for group, texts in sent]
+            verdicts = iter(wait(ref, who=names.ENVIRONMENT, what="score", timeout_s=self._timeout_s))
+            scored += [(group, responses, tuple(next(verdicts) for _ in responses)) for group, responses in sent]
         now = time.monotonic()
         if late := [sent[0][0].uid for sent, deadline in self._pending.values() if now > deadline]:
             raise ActorTimeoutError(f"score: no answer from {names.ENVIRONMENT} within {self._timeout_s:.0f} s for prompt {late[0]!r}")
         return self._write(scored)
 
-    def _write(self, scored: Sequence[tuple[PromptGroup, tuple[str, ...], tuple[float, ...]]]) -> list[Written]:
-        if not scored:
-            return []
-        rows = [
-            group_rows(self._partition_id, group.reservation.version, group.uid, group.prompt, group.in_order(), rewards)
-            for group, _, rewards in scored
-        ]
-        columns = {name: [value for _, part in rows for value in part[name]] for name in rows[0][1]}
-        meta = self._plane.put(KVBatchMeta.concat([part for part, _ in rows]), columns)
-        starts = [0]
-        for part, _ in rows:
-            starts.append(starts[-1] + len(part))
-        return [
-            Written(group, meta.slice(start, stop), texts, rewards)
-            for (group, texts, rewards), start, stop in zip(scored, starts, starts[1:], strict=False)
-        ]
+    def _write(self, scored: Sequence[tuple[PromptGroup, tuple[Response, ...], tuple[Verdict, ...]]]) -> list[Written]:
+        parts = {
+            group.uid: group_rows(self._partition_id, group.reservation.version, group.uid, group.prompt, group.in_order(), verdicts)
+            for group, _, verdicts in scored
+            if not (self._replaces and any(verdict.drop == "group" for verdict in verdicts))
+        }
+        metas: dict[str, KVBatchMeta] = {}
+        if parts:
+            names_of_columns = next(iter(parts.values()))[1]
+            columns = {name: [value for _, part in parts.values() for value in part[name]] for name in names_of_columns}
+            meta = self._plane.put(KVBatchMeta.concat([part for part, _ in parts.values()]), columns)
+            start = 0
+            for uid, (part, _) in parts.items():
+                metas[uid] = meta.slice(start, start + len(part))
+                start += len(part)
+        return [Written(group, metas.get(group.uid), responses, verdicts) for group, responses, verdicts in scored]
+
+
+def observe(stream: PromptStream, written: Written) -> None:
+    """Tell the curriculum how the group did; responses without a verdict on success say nothing."""
+    known = [verdict.success for verdict in written.verdicts if verdict.outcome == "scored" and verdict.success is not None]
+    if known:
+        stream.observe(written.group.problem, sum(known) / len(known))
 
 
 def shown(written: Written) -> Sample:
     """The group's first response, for a person."""
-    return Sample.of(written.group.problem, written.texts[0], written.rewards[0], written.meta.tags[0]["start_version"])
+    version = written.group.in_order()[0].weight_version_start
+    return Sample.of(written.group.problem, written.responses[0], written.verdicts[0], version)

@@ -21,6 +21,7 @@ replacement for the same step.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
@@ -204,6 +205,7 @@ class InOrder(_Aged):
         return found
 
 
+_METHODS = ("required_capacity", "admit", "select", "evict")
 _BUILT_IN: dict[str, type[StalenessSampler]] = {
     "windowed": Windowed,
     "ready_first": ReadyFirst,
@@ -220,8 +222,6 @@ def build(config: AsyncConfig, groups_per_step: int) -> StalenessSampler:
     """
     cls = _BUILT_IN.get(config.sampler) or _imported(config.sampler)
     sampler = cls(max_age=config.max_trajectory_age_steps, groups_per_step=groups_per_step)
-    if not isinstance(sampler, StalenessSampler):
-        raise ConfigError(f"sampler: {config.sampler!r} lacks one of required_capacity, admit, select and evict")
     capacity, required = config.capacity(groups_per_step), sampler.required_capacity()
     if capacity < required:
         raise ConfigError(
@@ -237,6 +237,9 @@ def _imported(path: str) -> type[StalenessSampler]:
         found: type[StalenessSampler] = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"sampler: cannot import {path!r}: {error}") from None
+    # Before it is called: a name may be anything's.
+    if not inspect.isclass(found) or not all(callable(getattr(found, name, None)) for name in _METHODS):
+        raise ConfigError(f"sampler: {path!r} is no class, or lacks one of required_capacity, admit, select and evict")
     return found
 
 

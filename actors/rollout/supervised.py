@@ -101,7 +101,7 @@ class SampleStream:
             if sample is not None:
                 drawn.append(sample)
                 last = self._problems.position
-            elif self._problems.position - last >= 2 * self._problems.size:  # a whole epoch lies in so many
+            elif self._problems.position - last >= self._problems.patience:
                 raise SampleTooLongError(f"each of the {self._problems.size} training samples is too long and was dropped")
         return drawn
 

@@ -1,4 +1,4 @@
-"""Answers to an environment's validation problems, scored: during a training (the collector), or of a model alone (`evaluate`)."""
+"""Answers to held-out problems, scored: during a training (the collector), or of a model alone (`evaluate`)."""
 
 from __future__ import annotations
 
@@ -6,38 +6,56 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from actors.environments import Environment, Problem
+from actors.environments.rewards.base import Response
+from actors.environments.scoring.verdict import Verdict
 from actors.generation.pool import EnginePool
-from actors.rollout.prompts import PromptEncoder
-from actors.rollout.requests import seeded_request
+from actors.rollout.prompts import OnTooLong, PromptEncoder, fit
+from actors.rollout.requests import read_response, seeded_request
 from actors.rollout.samples import Sample
+from configs.validation import OWN_SET as OWN_SET
 
 
 @dataclass(frozen=True)
 class Validator:
-    """Has every validation problem answered once.
+    """Has every validation problem of an environment answered `samples_per_prompt` times.
 
     Attributes:
-        score: rewards of (problems, responses). seed: of the run; each problem's request has a seed made of it and the problem's uid.
+        score: verdicts on (problems, responses). seed: of the run; each request has a seed made of it and the request's name.
+        room: most tokens of a prompt. on_too_long: what becomes of a longer one.
     """
 
     environment: Environment
     encoder: PromptEncoder
     pool: EnginePool
-    score: Callable[[Sequence[Problem], Sequence[str]], list[float]]
+    score: Callable[[Sequence[Problem], Sequence[Response]], list[Verdict]]
     seed: int
     max_new_tokens: int
     temperature: float
     top_p: float = 1.0
+    samples_per_prompt: int = 1
+    room: int = 2**31
+    on_too_long: OnTooLong = "refuse"
 
-    def answers(self, weight_version: int) -> list[Sample]:
-        """One sample per problem, in their order.
+    def answers(self, weight_version: int) -> list[tuple[Sample, ...]]:
+        """The answers to each problem, in the order of the problems.
 
         Raises:
-            EngineDiedError: an engine is gone or silent.
+            EngineDiedError: an engine is gone or silent. PromptTooLongError. What `score` raises.
         """
+        rows = range(self.samples_per_prompt)
         problems = [self.environment.problem("validation", i) for i in range(self.environment.size("validation"))]
         sampling = self.max_new_tokens, self.temperature, self.top_p
-        results = self.pool.generate([seeded_request(self.seed, p.uid, self.encoder.prompt(p), *sampling) for p in problems])
-        texts = [self.encoder.text(result.token_ids) for result in results]
-        rewards = self.score(problems, texts)
-        return [Sample.of(p, text, reward, weight_version) for p, text, reward in zip(problems, texts, rewards, strict=True)]
+        encoded = [(problem, fit(problem, self.encoder.prompt(problem), self.room, self.on_too_long)) for problem in problems]
+        problems = [problem for problem, ids in encoded if ids is not None]
+        prompts = [(problem.uid, ids) for problem, ids in encoded if ids is not None]
+        results = self.pool.generate([seeded_request(self.seed, _name(uid, row), ids, *sampling) for uid, ids in prompts for row in rows])
+        responses = [read_response(self.encoder, result) for result in results]
+        asked = [problem for problem in problems for _ in rows]
+        verdicts = self.score(asked, responses)
+        samples = [Sample.of(*one, weight_version) for one in zip(asked, responses, verdicts, strict=True)]
+        return [tuple(samples[start : start + len(rows)]) for start in range(0, len(samples), len(rows))]
+
+
+def _name(uid: str, row: int) -> str:
+    # Its seed hangs on it: the first answer is the same however many there are.
+    return f"{uid}#{row}" if row else uid

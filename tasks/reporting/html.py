@@ -1,6 +1,7 @@
 """The report of a run: one HTML file that needs nothing else, written from the other files of the run directory.
 
-    summary.json, metrics.jsonl, samples.jsonl, config.yaml ──► write_report ──► report.html   (opens from file://, light and dark)
+    summary.json, metrics.jsonl, samples.jsonl, slowest.jsonl, config.yaml
+      └─► write_report ──► report.html   (opens from file://, light and dark)
 
 It can be written again at any time, also for a run that failed before its first step.
 """
@@ -16,12 +17,16 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from configs.validation import OWN_SET
 from tasks.reporting import text
 from tasks.reporting.charts import Line, line_chart, stacked_bars
 from tasks.reporting.metrics import Row, by_step, read, series
+from tasks.reporting.rewards import reward_charts, reward_table
 from tasks.reporting.run_dir import RunDirectory
 from tasks.reporting.samples import read_samples
-from tasks.reporting.summary import Summary
+from tasks.reporting.slowest import failures, outcome, read_slowest, slowest_first
+from tasks.reporting.summary import SetAccuracy, Summary
+from tasks.reporting.validation import Triple, set_tables, with_sets
 from tasks.reporting.views import VIEWS, Chart, View
 
 _TEMPLATE = "report.html.j2"
@@ -61,18 +66,27 @@ def write_report(directory: RunDirectory) -> Path:
         read(directory.metrics) if directory.metrics.exists() else [],
         read_samples(directory.samples) if directory.samples.exists() else [],
         directory.config.read_text(encoding="utf-8") if directory.config.exists() else "",
+        read_slowest(directory.slowest) if directory.slowest.exists() else [],
     )
     # Lone surrogates, which a broken token may leave in a response, have no UTF-8.
     directory.report.write_text(page, encoding="utf-8", errors="replace")
     return directory.report
 
 
-def render_report(summary: Summary, metrics: Sequence[Row], samples: Sequence[dict[str, Any]], config: str) -> str:
-    """The page. `metrics` and `samples` are lines as read back; `config` is shown as it is."""
+def render_report(
+    summary: Summary, metrics: Sequence[Row], samples: Sequence[dict[str, Any]], config: str, slowest: Sequence[dict[str, Any]] = ()
+) -> str:
+    """The page. `metrics`, `samples` and `slowest` are lines as read back; `config` is shown as it is."""
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        finalize=_finalize,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    environment.filters |= {"number": text.number, "score": text.score, "duration": text.duration}
+    filters = {"number": text.number, "score": text.score, "duration": text.duration, "share": text.share, "outcome": outcome}
+    environment.filters |= filters
     rows, view = by_step(metrics), VIEWS[summary.flow]
     warnings = _not_finite(metrics)
     return environment.get_template(_TEMPLATE).render(
@@ -82,6 +96,12 @@ def render_report(summary: Summary, metrics: Sequence[Row], samples: Sequence[di
         panels=_panels(rows, view),
         time_panel=_time_panel(rows, view),
         stages=_stage_table(summary),
+        rewards=reward_table(rows),
+        reward_panels=_reward_panels(rows, view),
+        slowest=slowest_first(slowest),
+        failures=failures(slowest),
+        sets=set_tables(rows, {name: one.gain for name, one in summary.sets.items()}),
+        set_headings=_set_headings(summary),
         data_plane=_data_plane_table(rows),
         compared=_compared(samples),
         headings=_headings(summary, samples),
@@ -90,6 +110,11 @@ def render_report(summary: Summary, metrics: Sequence[Row], samples: Sequence[di
         more_warnings=len(warnings) - len(warnings[:_MOST_WARNINGS]),
         config=config,
     )
+
+
+def _finalize(value: Any) -> Any:
+    """What stands in the page as text; markup of ours (charts) is of another type."""
+    return text.visible(value) if type(value) is str else value
 
 
 def _data_plane_table(rows: Sequence[Row]) -> list[tuple[str, Row]]:
@@ -105,7 +130,7 @@ def _tiles(summary: Summary) -> list[Tile]:
     if summary.flow == "evaluate":
         of = "of the model" if summary.accuracy_before is None else "baseline → model"
         return [
-            Tile(score(summary.accuracy_after), f"accuracy, {of}", score(summary.accuracy_before, "") or None),
+            Tile(score(summary.accuracy_after), f"accuracy, {of}{_intervals(summary)}", score(summary.accuracy_before, "") or None),
             Tile(score(summary.reward_after), f"reward, {of}", score(summary.reward_before, "") or None),
             Tile(text.duration(summary.seconds), "wall clock"),
         ]
@@ -121,7 +146,9 @@ def _tiles(summary: Summary) -> list[Tile]:
         ]
     else:
         first = [
-            Tile(score(summary.accuracy_after), "validation accuracy, before → after", score(summary.accuracy_before)),
+            Tile(
+                score(summary.accuracy_after), f"validation accuracy, before → after{_intervals(summary)}", score(summary.accuracy_before)
+            ),
             Tile(score(summary.reward_after), "validation reward, before → after", score(summary.reward_before)),
         ]
         last = [
@@ -138,9 +165,33 @@ def _tiles(summary: Summary) -> list[Tile]:
     ]
 
 
+def _intervals(summary: Summary) -> str:
+    own = summary.sets.get(OWN_SET, SetAccuracy())
+    shown = [_interval(one) for one in (own.before, own.after) if one]
+    return f" ·{' →'.join(shown)}" if shown else ""
+
+
+def _interval(one: Triple) -> str:
+    return text.interval(one[1], one[2])
+
+
+def _set_headings(summary: Summary) -> tuple[str, str]:
+    if summary.flow == "evaluate":
+        return ("model", "") if summary.accuracy_before is None else ("baseline", "model")
+    return "before", "after"
+
+
 def _panels(rows: Sequence[Row], view: View) -> list[Panel]:
-    steps = (rows[0]["step"], rows[-1]["step"]) if rows else (0, 0)
-    return [_panel(chart, rows, steps) for chart in view.charts]
+    return [_panel(chart, rows, _steps(rows)) for chart in with_sets(view.charts, rows)]
+
+
+def _reward_panels(rows: Sequence[Row], view: View) -> list[Panel]:
+    # A flow without charts has no steps to draw them over.
+    return [_panel(chart, rows, _steps(rows)) for chart in reward_charts(rows)] if view.charts else []
+
+
+def _steps(rows: Sequence[Row]) -> tuple[int, int]:
+    return (rows[0]["step"], rows[-1]["step"]) if rows else (0, 0)
 
 
 def _panel(chart: Chart, rows: Sequence[Row], steps: tuple[int, int]) -> Panel:
@@ -178,16 +229,20 @@ def _compared(samples: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], d
     before = [sample for sample in samples if sample["phase"] == "before"]
     later = [sample for sample in samples if sample["phase"] in ("validation", "after")]
     last = max((sample["step"] for sample in later), default=None)
-    # By prompt, not by position; a prompt that occurs twice is paired in order.
-    waiting: dict[tuple[str, str], deque[dict[str, Any]]] = defaultdict(deque)
+    # By problem, not by position; one that occurs twice is paired in order.
+    waiting: dict[tuple[str, str, str], deque[dict[str, Any]]] = defaultdict(deque)
     for sample in later:
         if sample["step"] == last:
-            waiting[sample["prompt"], sample["answer"]].append(sample)
+            waiting[_problem(sample)].append(sample)
     pairs = []
     for sample in before:
-        matches = waiting[sample["prompt"], sample["answer"]]
+        matches = waiting[_problem(sample)]
         pairs.append((sample, matches.popleft() if matches else None))
     return pairs
+
+
+def _problem(sample: dict[str, Any]) -> tuple[str, str, str]:
+    return sample.get("uid", ""), sample["prompt"], sample["answer"]  # runs of old have no uid
 
 
 def _headings(summary: Summary, samples: Sequence[dict[str, Any]]) -> tuple[str, str, str]:

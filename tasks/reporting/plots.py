@@ -1,4 +1,7 @@
-"""What the Prefect UI shows of a run: its charts as one picture, the last steps and some samples as table rows."""
+"""What the Prefect UI shows of a run: its charts as one picture, the last steps and some samples as table rows.
+
+Its other tables: `rewards.reward_rows`, `validation.validation_rows`, `slowest.slowest_rows`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from markupsafe import Markup
 
 from tasks.reporting.charts import HEIGHT, WIDTH, Line, line_chart
 from tasks.reporting.metrics import Row, by_step, series
-from tasks.reporting.text import ABSENT, score
+from tasks.reporting.slowest import outcome
+from tasks.reporting.text import ABSENT, score, visible
+from tasks.reporting.validation import with_sets
 from tasks.reporting.views import Chart, View
 
 _COLUMNS, _GAP, _HEAD = 2, 24, 44  # charts side by side, and pixels: around a chart, above it
@@ -30,26 +35,26 @@ def picture_svg(metrics: Sequence[Mapping[str, Any]], view: View) -> str:
         metrics: lines of metrics.jsonl, or any rows with `step`; may be empty.
     """
     rows = by_step(metrics)
+    charts = with_sets(view.charts, rows)
     steps = (int(rows[0]["step"]), int(rows[-1]["step"])) if rows else (0, 0)
     across, down = WIDTH + _GAP, HEIGHT + _HEAD + _GAP
-    width, height = _COLUMNS * across + _GAP, -(-len(view.charts) // _COLUMNS) * down
+    width, height = _COLUMNS * across + _GAP, -(-len(charts) // _COLUMNS) * down
     head = Markup('<svg xmlns="http://www.w3.org/2000/svg" width="{0}" height="{1}" viewBox="0 0 {0} {1}"><style>{2}</style>').format(
         width, height, _STYLE
     )
     back = Markup('<path fill="#fff" d="M0 0H{}V{}H0Z"/>').format(width, height)
-    charts = [
+    placed = [
         _place(chart, rows, steps, _GAP + number % _COLUMNS * across, _GAP // 2 + number // _COLUMNS * down)
-        for number, chart in enumerate(view.charts)
+        for number, chart in enumerate(charts)
     ]
-    return str(Markup("").join([head, back, *charts, Markup("</svg>")]))
+    return str(Markup("").join([head, back, *placed, Markup("</svg>")]))
 
 
 def step_rows(metrics: Sequence[Mapping[str, Any]], view: View, last: int = 10) -> list[dict[str, str]]:
     """The last steps as table rows, newest first. Values that a step does not have are dashes."""
-    return [
-        {"step": str(row["step"]), **{column.heading: column.form(row.get(column.metric), ABSENT) for column in view.table}}
-        for row in reversed(by_step(metrics)[-last:])
-    ]
+    rows = by_step(metrics)[-last:]
+    columns = [column for column in view.table if not column.rare or any(column.has(row) for row in rows)]
+    return [{"step": str(row["step"]), **{column.heading: column.show(row, ABSENT) for column in columns}} for row in reversed(rows)]
 
 
 def sample_rows(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
@@ -61,14 +66,20 @@ def sample_rows(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
             "prompt": _cut(sample["prompt"]),
             "response": _cut(sample["response"]),
             "answer": _cut(sample["answer"]),
-            "reward": score(sample["reward"]),
+            "reward": _reward(sample),
             "weights": str(sample["weight_version"]),
         }
         for sample in samples
     ]
 
 
+def _reward(sample: Mapping[str, Any]) -> str:
+    said = str(sample.get("outcome", "scored"))  # absent: of an older run
+    return score(sample["reward"]) + ("" if said == "scored" else f", {outcome(said)}")
+
+
 def _cut(text: str) -> str:
+    text = visible(text)
     return text if len(text) <= _LONGEST_CELL else f"{text[: _LONGEST_CELL - 1]}…"
 
 

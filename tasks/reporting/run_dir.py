@@ -1,8 +1,8 @@
 """Where the files of a run are.
 
 runs/
-├── arithmetic-cpu/       config.yaml  metrics.jsonl  samples.jsonl  summary.json  report.html  tensorboard/  hf/
-├── sft-cpu/              the same but for samples.jsonl, and checkpoints/; hf is a link to the best of them
+├── arithmetic-cpu/       config.yaml  metrics.jsonl  samples.jsonl  slowest.jsonl  summary.json  report.html  tensorboard/  hf/
+├── sft-cpu/              the same but for samples.jsonl and slowest.jsonl, and checkpoints/; hf is a link to the best of them
 ├── arithmetic-cpu-2/     the same recipe, run again
 └── latest -> arithmetic-cpu-2
 """
@@ -68,6 +68,11 @@ class RunDirectory:
     def samples(self) -> Path:
         """One JSON object per line (`samples.SamplesWriter`)."""
         return self.root / "samples.jsonl"
+
+    @property
+    def slowest(self) -> Path:
+        """One JSON object per line (`slowest.SlowestWriter`)."""
+        return self.root / "slowest.jsonl"
 
     @property
     def report(self) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
@@ -28,10 +28,28 @@ class Sample(Protocol):
     def reward(self) -> float: ...
     @property
     def weight_version(self) -> int: ...
+    @property
+    def uid(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def success(self) -> bool | None: ...
+    @property
+    def outcome(self) -> str: ...
+    @property
+    def rewards(self) -> Mapping[str, float | None]: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def truncated(self) -> bool: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def error(self) -> str: ...
 
 
 class SamplesWriter:
-    """Appends to samples.jsonl: {step, phase, prompt, response, answer, reward, weight_version} per line. A context manager."""
+    """Appends lines to samples.jsonl, as `as_row` makes them. A context manager."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self._file = open_lines(directory.samples)
@@ -53,16 +71,28 @@ class SamplesWriter:
 
 
 def as_row(step: int, phase: Phase, sample: Sample) -> dict[str, Any]:
-    """A line of samples.jsonl."""
+    """A line of samples.jsonl; keys after weight_version are missing in directories of older runs."""
     return {
         "step": step,
         "phase": phase,
         "prompt": sample.prompt,
         "response": sample.response,
         "answer": sample.answer,
-        "reward": sample.reward if math.isfinite(sample.reward) else None,
+        "reward": _finite(sample.reward),
         "weight_version": sample.weight_version,
+        "uid": sample.uid,
+        "source": sample.source,
+        "success": sample.success,
+        "outcome": sample.outcome,
+        "rewards": {label: _finite(value) for label, value in sample.rewards.items()},
+        "tokens": sample.tokens,
+        "truncated": sample.truncated,
+        "error": sample.error,
     }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def read_samples(path: Path) -> list[dict[str, Any]]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from configs.validation import OWN_SET
 from tasks.reporting.run_dir import RunDirectory
-from tasks.reporting.text import PLAIN_ABSENT, duration, number, score
+from tasks.reporting.text import PLAIN_ABSENT, change, duration, estimate, number, score, share, visible
+from tasks.reporting.validation import Triple
 from tasks.reporting.views import VIEWS, FlowName
 
 _SHOWN_STAGES = 4
@@ -18,6 +20,38 @@ _SHOWN_STAGES = 4
 
 def _now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+class Estimated(Protocol):
+    """Answers to a validation set: see actors/rollout/samples.py."""
+
+    @property
+    def estimate(self) -> tuple[float, float, float]: ...
+    def gain(self, before: Any, /) -> Any: ...
+
+
+class SetAccuracy(BaseModel):
+    """Accuracy on one validation set, each with its interval: of the first validation (or the baseline), of the last (or the model).
+
+    Attributes:
+        gain: after - before, paired by problem.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    before: Triple | None = None
+    after: Triple | None = None
+    gain: Triple | None = None
+
+    @classmethod
+    def of[V: Estimated](cls, before: V | None, after: V | None) -> Self:
+        """Of one validation set."""
+        gain = after.gain(before).change if before and after else None
+        return cls(
+            before=before.estimate if before else None,
+            after=after.estimate if after else None,
+            gain=(gain.value, gain.low, gain.high) if gain else None,
+        )
 
 
 class Summary(BaseModel):
@@ -29,6 +63,8 @@ class Summary(BaseModel):
         stopped_because: what ended the training of a completed run: all steps, all epochs, or early stopping.
         reward_before, accuracy_before: of the first validation; None when the run ended before it.
         reward_after, accuracy_after: of the last validation.
+        sets: accuracies by validation set, with intervals; "validation" is the environment's own.
+        timed_out, failed: responses without a reward, as a fraction of the training samples, mean over steps.
         validation_loss_before, validation_loss_after: first and last validation, nats per response token.
         validation_loss_best, best_step: of the best checkpoint, which `hf` points to.
         mean_tflops_per_worker: TFLOP/s of one worker, mean over steps.
@@ -57,6 +93,9 @@ class Summary(BaseModel):
     reward_after: float | None = None
     accuracy_before: float | None = None
     accuracy_after: float | None = None
+    sets: dict[str, SetAccuracy] = {}
+    timed_out: float | None = None
+    failed: float | None = None
     validation_loss_before: float | None = None
     validation_loss_after: float | None = None
     validation_loss_best: float | None = None
@@ -97,7 +136,7 @@ def render_summary_text(summary: Summary) -> str:
     if slowest:
         rows.append(("time", ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in slowest)))
     if summary.error:
-        rows.append(("error", " ".join(summary.error.split())))
+        rows.append(("error", visible(" ".join(summary.error.split()))))
     did = f"{summary.status} in" if summary.flow == "evaluate" else f"{summary.status}, {steps} in"
     head = f"{summary.name}: {did} {duration(summary.seconds)}, seed {summary.seed}"
     return "\n".join([head, *(f"  {label:<13} {value}" for label, value in rows)])
@@ -105,9 +144,11 @@ def render_summary_text(summary: Summary) -> str:
 
 def _grpo_rows(summary: Summary) -> list[tuple[str, str]]:
     return [
-        ("accuracy", f"{_plain(summary.accuracy_before)} -> {_plain(summary.accuracy_after)}"),
+        ("accuracy", _accuracy(summary)),
         ("reward", f"{_plain(summary.reward_before)} -> {_plain(summary.reward_after)}"),
         ("logprob error", f"{number(summary.mean_logprob_error, PLAIN_ABSENT)} (mean of |generation - training|)"),
+        *_set_rows(summary),
+        *_not_scored(summary),
     ]
 
 
@@ -123,8 +164,33 @@ def _sft_rows(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _evaluate_rows(summary: Summary) -> list[tuple[str, str]]:
-    pairs = (("accuracy", summary.accuracy_before, summary.accuracy_after), ("reward", summary.reward_before, summary.reward_after))
-    return [(label, _plain(after) if before is None else f"{_plain(before)} -> {_plain(after)}") for label, before, after in pairs]
+    reward = _plain(summary.reward_after)
+    if summary.reward_before is not None:
+        reward = f"{_plain(summary.reward_before)} -> {reward}"
+    return [("accuracy", _accuracy(summary)), ("reward", reward), *_set_rows(summary)]
+
+
+def _accuracy(summary: Summary) -> str:
+    own = summary.sets.get(OWN_SET, SetAccuracy())
+    before = own.before or (summary.accuracy_before, None, None)
+    after = own.after or (summary.accuracy_after, None, None)
+    alone = summary.flow == "evaluate" and before[0] is None
+    gained = f" ({change(*own.gain)})" if own.gain else ""
+    return (_estimate(after) if alone else f"{_estimate(before)} -> {_estimate(after)}") + gained
+
+
+def _set_rows(summary: Summary) -> list[tuple[str, str]]:
+    rows = []
+    for name, one in summary.sets.items():
+        if name != OWN_SET:
+            there = [_estimate(triple) for triple in (one.before, one.after) if triple]
+            rows.append((name, " -> ".join(there) + (f" ({change(*one.gain)})" if one.gain else "")))
+    return rows
+
+
+def _not_scored(summary: Summary) -> list[tuple[str, str]]:
+    parts = [f"{share(value)} {word}" for value, word in ((summary.timed_out, "timed out"), (summary.failed, "failed")) if value]
+    return [("not scored", ", ".join(parts))] if parts else []
 
 
 _ROWS: Mapping[FlowName, Callable[[Summary], list[tuple[str, str]]]] = {
@@ -132,6 +198,10 @@ _ROWS: Mapping[FlowName, Callable[[Summary], list[tuple[str, str]]]] = {
     "sft": _sft_rows,
     "evaluate": _evaluate_rows,
 }
+
+
+def _estimate(triple: tuple[float | None, float | None, float | None]) -> str:
+    return estimate(*triple, PLAIN_ABSENT)
 
 
 def _plain(value: float | None) -> str:

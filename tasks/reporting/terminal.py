@@ -144,7 +144,7 @@ class Progress:
         return _one_line(Text(head), self._bar, Text(tail))
 
     def _values(self, metrics: Mapping[str, float], gap: str = "  ") -> str:
-        shown = [f"{one.heading} {one.form(metrics[one.metric], PLAIN_ABSENT)}" for one in self._columns if one.metric in metrics]
+        shown = [f"{one.heading} {one.show(metrics, PLAIN_ABSENT)}" for one in self._columns if one.has(metrics)]
         if "tokens_per_s" in metrics:
             shown.append(f"{number(metrics['tokens_per_s'], PLAIN_ABSENT)} tok/s")
         return gap.join(shown)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 
 ABSENT = "–"
 PLAIN_ABSENT = "-"  # for streams that may be ASCII only
+# Control characters but for tab and line ends, and marks that turn the direction of the text around them.
+_UNSEEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def number(value: float | None, absent: str = ABSENT) -> str:
@@ -42,6 +45,31 @@ def short(value: float) -> str:
 def score(value: float | None, absent: str = ABSENT) -> str:
     """A reward or an accuracy: three decimals, so that a column of them lines up."""
     return absent if value is None or not math.isfinite(value) else f"{value:.3f}"
+
+
+def estimate(value: float | None, low: float | None, high: float | None, absent: str = ABSENT) -> str:
+    """A score with its interval: 0.365 [0.30, 0.43]; without one, the score alone."""
+    return score(value, absent) + interval(low, high)
+
+
+def change(value: float | None, low: float | None = None, high: float | None = None, absent: str = ABSENT) -> str:
+    """A difference of scores: +0.494 [0.41, 0.58]."""
+    return (absent if value is None or not math.isfinite(value) else f"{value:+.3f}") + interval(low, high)
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """What stands after a value: " [0.30, 0.43]", or nothing."""
+    return "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
+
+
+def share(value: float | None, absent: str = ABSENT) -> str:
+    """A fraction: 1.2%."""
+    return absent if value is None or not math.isfinite(value) else f"{value:.1%}"
+
+
+def visible(text: str) -> str:
+    """What a model or a reward said, with its control characters written out: they would be lost, or change the text around them."""
+    return _UNSEEN.sub(lambda found: f"\\x{ord(found[0]):02x}" if ord(found[0]) < 256 else f"\\u{ord(found[0]):04x}", text)
 
 
 def duration(seconds: float | None, absent: str = ABSENT) -> str:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from tasks.reporting.text import number, score
+from tasks.reporting.text import interval, number, score, share
 
 FlowName = Literal["grpo", "sft", "evaluate"]
 Format = Callable[[float | None, str], str]
@@ -41,11 +41,24 @@ class Chart:
 
 @dataclass(frozen=True)
 class Column:
-    """A number in a line of text or a table: heading, name in metrics.jsonl, digits."""
+    """A number in a line of text or a table: heading, name in metrics.jsonl, digits.
+
+    Attributes:
+        rare: left out where it is 0.
+    """
 
     heading: str
     metric: str
     form: Format = number
+    rare: bool = False
+
+    def has(self, row: Mapping[str, Any]) -> bool:
+        """Whether the row has something to show here."""
+        return bool(row.get(self.metric)) if self.rare else self.metric in row
+
+    def show(self, row: Mapping[str, Any], absent: str) -> str:
+        """The row's value, with its interval where the row has METRIC/low and METRIC/high."""
+        return self.form(row.get(self.metric), absent) + interval(row.get(f"{self.metric}/low"), row.get(f"{self.metric}/high"))
 
 
 @dataclass(frozen=True)
@@ -70,6 +83,7 @@ class View:
     samples: bool
 
 
+_NOT_SCORED = (Column("timed out", "scoring/timed_out", share, rare=True), Column("failed", "scoring/failed", share, rare=True))
 _GRPO = View(
     title="GRPO",
     stages=("rollout", "claim", "logprob", "ref_logprob", "advantage", "train", "refit"),  # either of the first two
@@ -99,8 +113,9 @@ _GRPO = View(
         Column("loss", "loss"),
         Column("tokens/s", "tokens_per_s"),
         Column("s/step", "time/step"),
+        *_NOT_SCORED,
     ),
-    line=(Column("reward", "reward/mean", score), Column("accuracy", "accuracy/validation", score), Column("KL", "kl")),
+    line=(Column("reward", "reward/mean", score), Column("accuracy", "accuracy/validation", score), Column("KL", "kl"), *_NOT_SCORED),
     samples=True,
 )
 _SFT = View(

@@ -18,7 +18,10 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 
+from actors.environments.dataset.problems import problem, prompt_digest
+from actors.environments.dataset.rows import json_lines, parse_line
 from configs.base import ConfigError
+from configs.environment import FieldsConfig
 from tasks.retraining.storage import Folder, reaching
 
 _SUFFIX = ".jsonl"
@@ -34,17 +37,25 @@ class Consumed(BaseModel):
 
 
 @dataclass(frozen=True)
+class Row:
+    """A line with all its columns: `line` is JSON with its keys in order. `digest`: of its prompt alone."""
+
+    line: str
+    digest: bytes
+
+
+@dataclass(frozen=True)
 class NewPrompts:
     """What a night can train on.
 
     Attributes:
-        prompts: (prompt, answer) in the order of files and lines.
+        prompts: in the order of files and lines.
         files: those that hold something new.
         repeated, held_out: new lines left out: said before in the same night, or part of the frozen set.
         consumed: by file, what will be consumed once a model trained on this is promoted; includes what was before.
     """
 
-    prompts: tuple[tuple[str, str], ...]
+    prompts: tuple[Row, ...]
     files: tuple[str, ...]
     repeated: int
     held_out: int
@@ -74,8 +85,8 @@ def read_files(url: str) -> dict[str, bytes]:
         return {name: content for name in names if (content := folder.read(name)) is not None}
 
 
-def read_frozen(url: str) -> list[tuple[str, str]]:
-    """(prompt, answer) of every line of the frozen set.
+def read_frozen(url: str, fields: FieldsConfig) -> list[Row]:
+    """Every line of the frozen set.
 
     Raises:
         ConfigError: the URL cannot be reached, a line is damaged, or there is none.
@@ -83,24 +94,25 @@ def read_frozen(url: str) -> list[tuple[str, str]]:
     folder = Folder(url, "frozen_set.url")
     with reaching("frozen_set.url", url):
         content: bytes = folder.fs.cat_file(folder.root)
-    rows = parse(url, content)
+    rows = parse(url, content, fields)
     if not rows:
-        raise ConfigError(f'frozen_set.url: {url} is empty; write one {{"prompt": ..., "answer": ...}} object per line')
+        raise ConfigError(f"frozen_set.url: {url} is empty; write one JSON object per line, with prompt and answer")
     return rows
 
 
-def find_new(files: Mapping[str, bytes], consumed: Mapping[str, Consumed], frozen: Collection[str]) -> NewPrompts:
+def find_new(files: Mapping[str, bytes], consumed: Mapping[str, Consumed], frozen: Collection[bytes], fields: FieldsConfig) -> NewPrompts:
     """Prompts that were not consumed.
 
     Args:
-        files: content by name. consumed: by name, from the lineage of the promoted model. frozen: prompts that must not be trained on.
+        files: content by name. consumed: by name, from the lineage of the promoted model. frozen: digests of prompts that must not be
+            trained on.
 
     Raises:
-        ConfigError: a line that is no {"prompt", "answer"} object; names file and line.
+        ConfigError: a line without prompt or answer; names file, line and column.
     """
     known = {one.sha256 for one in consumed.values()}
     after = dict(consumed)
-    prompts: dict[tuple[str, str], None] = {}
+    prompts: dict[Row, None] = {}
     touched, repeated, held_out = [], 0, 0
     for name in sorted(files):
         content = _complete(files[name])
@@ -110,9 +122,9 @@ def find_new(files: Mapping[str, bytes], consumed: Mapping[str, Consumed], froze
                 after[name] = whole
             continue
         start = _continues(content, consumed.get(name))
-        rows = parse(name, content, start)
+        rows = parse(name, content, fields, start)
         for row in rows:
-            if row[0] in frozen:
+            if row.digest in frozen:
                 held_out += 1
             elif row in prompts:
                 repeated += 1
@@ -124,32 +136,29 @@ def find_new(files: Mapping[str, bytes], consumed: Mapping[str, Consumed], froze
     return NewPrompts(tuple(prompts), tuple(touched), repeated, held_out, after)
 
 
-def parse(name: str, content: bytes, start: int = 0) -> list[tuple[str, str]]:
-    """(prompt, answer) of each line from byte `start` on; blank lines are passed over.
+def parse(name: str, content: bytes, fields: FieldsConfig, start: int = 0) -> list[Row]:
+    """Each line from byte `start` on; blank lines are passed over.
 
     Raises:
-        ConfigError: names file and line.
+        ConfigError: names file, line and column.
     """
     rows = []
-    first = content[:start].count(b"\n") + 1
-    for number, line in enumerate(content[start:].split(b"\n"), start=first):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            rows.append((str(row["prompt"]), str(row["answer"])))
-        except (ValueError, KeyError, TypeError):
-            raise ConfigError(f'{name}, line {number}: expected {{"prompt": ..., "answer": ...}}') from None
+    first = content[:start].count(b"\n")
+    for number, line in json_lines(content[start:].split(b"\n"), first):
+        place = f"{name}, line {number}"
+        row = parse_line(line, place)
+        found = problem(row, fields, uid=str(number), place=place)
+        rows.append(Row(json.dumps(row, sort_keys=True), prompt_digest(found)))
     return rows
 
 
-def write(rows: Collection[tuple[str, str]]) -> str:
+def write(rows: Collection[Row]) -> str:
     """The lines of a .jsonl file."""
-    return "".join(json.dumps({"prompt": prompt, "answer": answer}) + "\n" for prompt, answer in rows)
+    return "".join(f"{row.line}\n" for row in rows)
 
 
-def digest(rows: Collection[tuple[str, str]]) -> str:
-    """SHA-256 of prompts and answers in their order."""
+def digest(rows: Collection[Row]) -> str:
+    """SHA-256 of the lines in their order."""
     return hashlib.sha256(write(rows).encode()).hexdigest()
 
 

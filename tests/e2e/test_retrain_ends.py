@@ -23,7 +23,6 @@ from prefect.client.schemas import State
 import flows.night
 from flows.retrain import retrain
 from tasks.retraining.lease import Lease
-from tasks.retraining.prompts import write
 from tasks.retraining.registry import Registry
 from tests.e2e.test_retrain_flow import paused
 from tests.patience import WAIT_S
@@ -34,6 +33,11 @@ PROBLEMS = 10
 
 
 @dataclass
+def lines(*prompts: str) -> str:
+    """Of a .jsonl file, all with one answer."""
+    return "".join(json.dumps({"prompt": prompt, "answer": "7"}) + "\n" for prompt in prompts)
+
+
 class Bench:
     """A registry with a model, a frozen set, and nights whose outcome the test chooses.
 
@@ -57,7 +61,7 @@ class Bench:
         return found.number
 
     def arrive(self, name: str, *prompts: str) -> None:
-        (self.root / "new" / name).write_text(write([(prompt, "7") for prompt in prompts]))
+        (self.root / "new" / name).write_text(lines(*prompts))
 
     def night(self, *overrides: str) -> State[Any]:
         where = [
@@ -96,7 +100,7 @@ def bench(server: str, ray_session: None, tmp_path: Path, monkeypatch: pytest.Mo
     for directory in (model, tmp_path / "new"):
         directory.mkdir()
     (model / "config.json").write_text("{}")
-    (tmp_path / "frozen.jsonl").write_text(write([(f"f{i}", "7") for i in range(PROBLEMS)]))
+    (tmp_path / "frozen.jsonl").write_text(lines(*(f"f{i}" for i in range(PROBLEMS))))
     lease = Lease(found.registry.lease_folder, "the fixture", 60)
     with lease.held():
         found.registry.promote(model, attempt(None), {}, lease, 5)

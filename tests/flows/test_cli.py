@@ -128,7 +128,7 @@ def test_a_prompt_longer_than_the_context(capsys: pytest.CaptureFixture[str]) ->
 def test_an_empty_data_set(capsys: pytest.CaptureFixture[str], tmp_path: Path, model_dir: Path) -> None:
     data = tmp_path / "data.jsonl"
     data.touch()
-    recipe = with_model(tmp_path, model_dir, environment={"kind": "jsonl", "path": str(data)})
+    recipe = with_model(tmp_path, model_dir, environment={"kind": "dataset", "path": str(data)})
     message = refused(capsys, "--recipe", recipe)
     assert str(data) in message
     assert "empty" in message

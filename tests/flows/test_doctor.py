@@ -98,3 +98,11 @@ def test_exit_code_when_something_is_missing(monkeypatch: pytest.MonkeyPatch, ca
 def test_the_table_has_the_fix_below_its_line() -> None:
     lines = table([Result("Ray", "missing", "not installed", "make setup"), Result("disk", "ok", "9 GiB")]).splitlines()
     assert [line.split()[0] for line in lines] == ["MISSING", "└", "ok"]
+
+
+def test_how_a_reward_s_processes_end_is_said() -> None:
+    assert doctor.check_scoring(LAPTOP).state == "ok"
+    found = doctor.check_scoring(replace(LAPTOP, namespaces=False))
+    assert found.state == "note"
+    assert "one by one" in found.found
+    assert "SYS_ADMIN" in found.fix

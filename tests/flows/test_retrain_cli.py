@@ -59,7 +59,7 @@ def test_dry_run_prints_configuration_and_actors_and_starts_nothing(capsys: pyte
     assert main(retrain, ["--dry-run", "seed=7", f"output_dir={tmp_path}"]) == 0
     out = capsys.readouterr().out
     assert "seed: 7" in out
-    for name in ("data plane", "engine-0", "rewards: jsonl", "policy-worker-0", "baseline-engine-0", "model-engine-0"):
+    for name in ("data plane", "engine-0", "rewards: 1 x math", "policy-worker-0", "baseline-engine-0", "model-engine-0"):
         assert name in out
     assert main(evaluate, ["--dry-run", "baseline=models/base", "generation.num_engines=2"]) == 0
     out = capsys.readouterr().out
@@ -99,7 +99,7 @@ def test_what_a_night_points_to_is_looked_at_first(capsys: pytest.CaptureFixture
     assert "did you mean 'steps'" in refused(capsys, retrain, *places, "training.overrides=[stesp=3]")
     with (tmp_path / "new" / "monday.jsonl").open("a") as file:
         file.write('{"prompt": "no answer"}\n')
-    assert "monday.jsonl, line 2: expected" in refused(capsys, retrain, *places)
+    assert "monday.jsonl, line 2: no column 'answer'" in refused(capsys, retrain, *places)
     assert not (tmp_path / "registry").exists()
 
 
@@ -107,13 +107,13 @@ def test_evaluation_is_set_as_the_training_validates() -> None:
     config = load("retrain-cpu", ["seed=5", "training.overrides=[rollout.validation_temperature=0.3]"], RetrainConfig)
     training = training_config(config)
     found = evaluation_config(training, "old", "new")
-    assert (training.environment.kind, training.environment.path, training.seed) == ("jsonl", "retraining/new", 5)
+    assert (training.environment.kind, training.environment.path, training.seed) == ("dataset", "retraining/new", 5)
     assert (found.sampling.max_new_tokens, found.sampling.temperature, found.seed) == (5, 0.3, 5)
     assert (found.models, found.generation) == ({"baseline": "old", "model": "new"}, training.generation)
 
 
 def test_planned_actors_need_no_data() -> None:
-    assert len(Night.planned_actors(load("retrain-cpu", (), RetrainConfig))) == 9  # the placement is one line
+    assert len(Night.planned_actors(load("retrain-cpu", (), RetrainConfig))) == 10  # the placement is one line
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_evaluate_looks_at_models_and_problems_first(capsys: pytest.CaptureFixtu
     frozen = tmp_path / "frozen.jsonl"
     frozen.write_text("".join(json.dumps({"prompt": prompt, "answer": "1"}) + "\n" for prompt in ("short", "long " * 100)))
     message = refused(capsys, evaluate, f"model={model}", f"problems={frozen}")
-    assert "validation prompt 1 has" in message
+    assert "frozen.jsonl:2 has" in message
     assert "sampling.max_new_tokens" in message
 
 

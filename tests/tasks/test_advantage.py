@@ -16,7 +16,7 @@ def batch(rewards: list[list[float]]) -> KVBatchMeta:
         keys=tuple(f"{uid}-{i}" for uid, i, _ in rows),
         sequence_lengths=(4,) * len(rows),
         tags=tuple(
-            {"prompt_uid": uid, "weight_version": 0, "reward": reward, "response_length": 2 + i, "truncated": i == 0}
+            {"prompt_uid": uid, "weight_version": 0, "reward": reward, "dropped": False, "response_length": 2 + i, "truncated": i == 0}
             for uid, i, reward in rows
         ),
     )

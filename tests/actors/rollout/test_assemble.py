@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from actors.data_plane.meta import mint_key
+from actors.environments.scoring.verdict import Verdict
 from actors.generation.types import GenerationResult
 from actors.rollout.assemble import ROLLOUT_FIELDS, group_rows, token_columns
 
@@ -34,16 +35,46 @@ def test_a_group_s_rows_carry_uid_versions_and_reward_in_tags() -> None:
         GenerationResult("0.17/0", [1, 2, 3], [-0.5, -0.25, -1.0], "stop", ((4, 1), (5, 2))),
         GenerationResult("0.17/1", [9, 9], [-2.0, -3.0], "length", ((5, 2),)),
     ]
-    meta, columns = group_rows("train", 4, "0.17", [7, 8], results, [1.0, 0.0])
+    meta, columns = group_rows("train", 4, "0.17", [7, 8], results, [Verdict(1.0, "scored", True), Verdict(0.0, "scored", False)])
     assert meta.keys == (mint_key(4, "0.17", 0), mint_key(4, "0.17", 1)) == ("v4_p0.17_g0", "v4_p0.17_g1")
     assert meta.sequence_lengths == (5, 4)
-    common = {"prompt_uid": "0.17", "weight_version": 4}
+    common = {"prompt_uid": "0.17", "weight_version": 4, "dropped": False}
     assert meta.tags == (
-        common | {"start_version": 4, "end_version": 5, "weight_versions": 2, "reward": 1.0, "response_length": 3, "truncated": False},
-        common | {"start_version": 5, "end_version": 5, "weight_versions": 1, "reward": 0.0, "response_length": 2, "truncated": True},
+        common
+        | {
+            "start_version": 4,
+            "end_version": 5,
+            "weight_versions": 2,
+            "reward": 1.0,
+            "dropped": False,
+            "response_length": 3,
+            "truncated": False,
+        },
+        common
+        | {
+            "start_version": 5,
+            "end_version": 5,
+            "weight_versions": 1,
+            "reward": 0.0,
+            "dropped": False,
+            "response_length": 2,
+            "truncated": True,
+        },
     )
     assert set(columns) == set(ROLLOUT_FIELDS)
     assert [row.tolist() for row in columns["weight_versions"]] == [[-1, -1, 4, 5, 5], [-1, -1, 5, 5]]
     assert columns["weight_versions"][0].dtype == torch.int32
     assert [row.tolist() for row in columns["input_ids"]] == [[7, 8, 1, 2, 3], [7, 8, 9, 9]]
     assert columns["generation_logprobs"][1].tolist() == [0, 0, -2.0, -3.0]
+
+
+def test_a_dropped_response_keeps_its_row_and_counts_for_nothing() -> None:
+    results = [GenerationResult(f"u/{row}", [1, 2], [-1.0, -1.0], "stop", ((4, 2),)) for row in range(3)]
+    verdicts = [Verdict(1.0, "scored", True), Verdict(0.0, "timed_out", False, "sample"), Verdict(0.0, "scored", False)]
+    meta, columns = group_rows("train", 4, "u", [7], results, verdicts)
+    assert [tag["dropped"] for tag in meta.tags] == [False, True, False]
+    assert [mask.item() for mask in columns["sample_mask"]] == [1, 0, 1]
+    verdicts[1] = Verdict(0.0, "failed", False, "group")
+    meta, columns = group_rows("train", 4, "u", [7], results, verdicts)
+    assert [mask.item() for mask in columns["sample_mask"]] == [0, 0, 0]
+    assert all(tag["dropped"] for tag in meta.tags)

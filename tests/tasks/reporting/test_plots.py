@@ -8,7 +8,7 @@ from tasks.reporting.metrics import read
 from tasks.reporting.plots import picture_svg, sample_rows, step_rows
 from tasks.reporting.samples import read_samples
 from tasks.reporting.views import VIEWS, View
-from tests.tasks.reporting.runs import write_run, write_sft_run
+from tests.tasks.reporting.runs import write_run, write_scored_run, write_sft_run
 
 GRPO, SFT = VIEWS["grpo"], VIEWS["sft"]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -68,3 +68,23 @@ def test_samples_are_readable_rows(tmp_path: Path) -> None:
     assert (len(rows[0]["response"]), rows[0]["response"][-1], rows[0]["reward"]) == (300, "…", "–")
     assert rows[1]["prompt"] == samples[1]["prompt"]
     assert all(isinstance(value, str) for row in json.loads(json.dumps(rows)) for value in row.values())
+
+
+def test_responses_without_reward_have_columns_only_where_there_are_some(tmp_path: Path) -> None:
+    rows = step_rows(read(write_scored_run(tmp_path).metrics), GRPO, last=2)
+    assert [row["timed out"] for row in rows] == ["12.5%", "12.5%"]
+    assert [row["accuracy"] for row in rows] == ["0.750 [0.69, 0.81]", "–"]
+    quiet = [{"step": 1, "scoring/timed_out": 0.0, "scoring/failed": 0.0}]
+    assert "timed out" not in step_rows(quiet, GRPO)[0]
+
+
+def test_a_sample_without_reward_says_so_and_shows_its_control_characters(tmp_path: Path) -> None:
+    rows = sample_rows(read_samples(write_scored_run(tmp_path, said="a\x00\x1b[0m").samples))
+    assert {row["reward"] for row in rows if row["phase"] == "train"} == {"0.000, timed out"}
+    assert rows[0]["response"] == "a\\x00\\x1b[0m"
+
+
+def test_the_picture_has_a_line_for_every_validation_set(tmp_path: Path) -> None:
+    picture = "".join(ET.fromstring(picture_svg(read(write_scored_run(tmp_path).metrics), GRPO)).itertext())
+    assert "gsm8k" in picture
+    assert "gsm8k" not in "".join(ET.fromstring(picture_svg(read(write_run(tmp_path).metrics), GRPO)).itertext())

@@ -52,6 +52,7 @@ def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "metrics": "metrics.jsonl",
         "tensorboard": "tensorboard",
         "samples": "samples.jsonl",
+        "slowest": "slowest.jsonl",
         "report": "report.html",
         "summary": "summary.json",
         "hf": "hf",

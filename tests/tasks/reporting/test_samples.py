@@ -14,7 +14,11 @@ def test_read_gives_what_was_written(tmp_path: Path) -> None:
         samples.write(0, "before", [Said("p", odd, "3", 0.25, 5), Said("q", "", "4", math.nan, 5)])
         samples.write(1, "train", [])
     assert directory.samples.read_bytes().count(b"\n") == 2
+    plain = {
+        "uid": "", "source": "", "success": None, "outcome": "scored", "rewards": {}, "tokens": 1, "truncated": False,
+        "error": "",
+    }  # fmt: skip
     assert read_samples(directory.samples) == [
-        {"step": 0, "phase": "before", "prompt": "p", "response": odd, "answer": "3", "reward": 0.25, "weight_version": 5},
-        {"step": 0, "phase": "before", "prompt": "q", "response": "", "answer": "4", "reward": None, "weight_version": 5},
+        {"step": 0, "phase": "before", "prompt": "p", "response": odd, "answer": "3", "reward": 0.25, "weight_version": 5, **plain},
+        {"step": 0, "phase": "before", "prompt": "q", "response": "", "answer": "4", "reward": None, "weight_version": 5, **plain},
     ]

@@ -173,3 +173,15 @@ def test_a_line_of_an_sft_run_has_its_own_numbers(capsys: pytest.CaptureFixture[
         "step 1/2  loss 2.500  1,234 tok/s  ETA 0:01",
         "step 1/2  validation loss 2.250  ETA 0:01",
     ]
+
+
+def test_intervals_and_responses_without_reward_are_in_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    with Progress(GRPO, now=clock) as shown:
+        shown.begin(2)
+        shown.step(0, {"accuracy/validation": 0.25, "accuracy/validation/low": 0.1875, "accuracy/validation/high": 0.3125})
+        shown.step(1, {"reward/mean": 0.5, "scoring/timed_out": 0.0, "scoring/failed": 0.015625})
+    assert capsys.readouterr().out.splitlines() == [
+        "step 0/2  accuracy 0.250 [0.19, 0.31]  ETA -",
+        "step 1/2  reward 0.500  failed 1.6%  ETA 0:00",
+    ]

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
+from configs.environment import FieldsConfig
 from tasks.retraining.comparison import comparison_markdown
 from tasks.retraining.decision import Scores
-from tasks.retraining.prompts import find_new, write
+from tasks.retraining.prompts import find_new, parse
 from tests.tasks.retraining.test_registry import attempt
+
+FIELDS = FieldsConfig()
+MONDAY = b"".join(json.dumps({"prompt": prompt, "answer": "a"}).encode() + b"\n" for prompt in "ppq")
 
 
 def answer(prompt: str, response: str, reward: float) -> dict[str, object]:
@@ -16,7 +22,7 @@ def page() -> str:
     scores = {"old": Scores(accuracy=1 / 3, reward=1 / 3), "new": Scores(accuracy=2 / 3, reward=2 / 3)}
     old = [answer("same", "7", 1.0), answer("3 + 4?", "no | idea", 0.0), answer("a\nb", "<b>8</b>", 0.0)]
     new = [answer("same", "7", 1.0), answer("3 + 4?", "7", 1.0), answer("a\nb", "", 0.0)]
-    found = find_new({"monday.jsonl": write([("p", "a"), ("p", "a"), ("q", "a")]).encode()}, {}, {"q"})
+    found = find_new({"monday.jsonl": MONDAY}, {}, {row.digest for row in parse("frozen", MONDAY.splitlines()[2], FIELDS)}, FIELDS)
     night = attempt(4).model_copy(update=scores)
     return comparison_markdown("Promoted", night, found, old, new, 2)
 

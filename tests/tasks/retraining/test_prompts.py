@@ -9,25 +9,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.base import ConfigError
+from configs.environment import FieldsConfig
 from tasks.retraining.prompts import Consumed, NewPrompts, find_new, parse, read_files, read_frozen, write
 from tests.tasks.retraining.conftest import put
 
+FIELDS = FieldsConfig()
+
 
 def lines(*names: str) -> bytes:
-    return write([(name, name.upper()) for name in names]).encode()
+    return "".join(json.dumps({"prompt": name, "answer": name.upper()}) + "\n" for name in names).encode()
+
+
+def digests(*names: str) -> set[bytes]:
+    return {row.digest for row in parse("frozen", lines(*names), FIELDS)}
 
 
 def new(files: dict[str, bytes], before: NewPrompts | None = None, frozen: tuple[str, ...] = ()) -> NewPrompts:
-    return find_new(files, before.consumed if before else {}, frozen)
+    return find_new(files, before.consumed if before else {}, digests(*frozen), FIELDS)
 
 
 def said(found: NewPrompts) -> list[str]:
-    return [prompt for prompt, _ in found.prompts]
+    return [json.loads(row.line)["prompt"] for row in found.prompts]
 
 
 def test_a_file_that_is_not_known_is_new() -> None:
     found = new({"b.jsonl": lines("x"), "a.jsonl": lines("y", "z")})
-    assert found.prompts == (("y", "Y"), ("z", "Z"), ("x", "X"))  # in the order of names
+    assert [json.loads(row.line) for row in found.prompts] == [{"prompt": n, "answer": n.upper()} for n in "yzx"]  # in the order of names
     assert found.files == ("a.jsonl", "b.jsonl")
     assert said(new({"b.jsonl": lines("x"), "a.jsonl": lines("y", "z")}, found)) == []
 
@@ -74,10 +81,21 @@ def test_the_frozen_set_and_repetitions_are_left_out() -> None:
     assert said(new({"a": lines("x", "y", "x"), "b": lines("y", "z")}, found)) == []
 
 
-@pytest.mark.parametrize("bad", [b'{"prompt": "q"}\n', b"[1]\n", b"nonsense\n", b'"text"\n', b"\xff\xfe\n"])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b'{"prompt": "q"}\n',
+        b'{"prompt": null, "answer": "a"}\n',
+        b'{"prompt": "q", "answer": null}\n',
+        b"[1]\n",
+        b"nonsense\n",
+        b'"text"\n',
+        b"\xff\xfe\n",
+    ],
+)
 def test_a_damaged_line_is_named_by_its_number_in_the_whole_file(bad: bytes) -> None:
     first = new({"a.jsonl": lines("x", "y")})
-    with pytest.raises(ConfigError, match=r"a\.jsonl, line 4: expected"):
+    with pytest.raises(ConfigError, match=r"a\.jsonl, line 4: "):
         new({"a.jsonl": lines("x", "y", "z") + bad}, first)
 
 
@@ -108,7 +126,7 @@ def test_every_line_reaches_exactly_one_promoted_model(nights: list[tuple[dict[s
             count += gain
         # A write in progress shows a prefix; but never less than what an earlier night has read.
         seen = {name: text[: max(len(text) - cut, consumed[name].size if name in consumed else 0)] for name, text in written.items()}
-        found = find_new(seen, consumed, ())
+        found = find_new(seen, consumed, (), FIELDS)
         assert not set(said(found)) & set(trained)
         if promoted:
             trained += said(found)
@@ -123,14 +141,14 @@ def test_files_are_found_below_the_url(url: str) -> None:
         put(f"{url}/{name}", b"not read")
     assert read_files(url) == {"a.jsonl": lines("x"), "deep/b.jsonl": lines("y")}
     assert read_files(f"{url}/a.jsonl") == {"a.jsonl": lines("x")}
-    assert read_frozen(f"{url}/a.jsonl") == [("x", "X")]
+    assert read_frozen(f"{url}/a.jsonl", FIELDS) == parse("a", lines("x"), FIELDS)
 
 
 def test_nothing_at_the_url(url: str) -> None:
     with pytest.raises(ConfigError, match=r"data\.url: nothing is at .*place|data\.url: nothing is at memory"):
         read_files(url)
     with pytest.raises(ConfigError, match=r"frozen_set\.url: cannot reach .*: FileNotFoundError"):
-        read_frozen(f"{url}/frozen.jsonl")
+        read_frozen(f"{url}/frozen.jsonl", FIELDS)
 
 
 @pytest.mark.parametrize("bad", ["s3://bucket/new", "ftp://127.0.0.1:1/new", "nosuch://x"])
@@ -144,10 +162,16 @@ def test_a_url_that_cannot_be_reached(bad: str) -> None:
 def test_an_empty_frozen_set(url: str) -> None:
     put(f"{url}/frozen.jsonl", b"\n")
     with pytest.raises(ConfigError, match="is empty"):
-        read_frozen(f"{url}/frozen.jsonl")
+        read_frozen(f"{url}/frozen.jsonl", FIELDS)
 
 
-def test_lines_read_back() -> None:
-    rows = [('a\n"b"', "é"), ("x", "")]
-    assert parse("f", write(rows).encode()) == rows
-    assert [json.loads(line)["prompt"] for line in write(rows).splitlines()] == ['a\n"b"', "x"]
+def test_lines_read_back_with_all_their_columns() -> None:
+    rows = [{"prompt": 'a\n"b"\u2028', "answer": "é", "level": [1, {"deep": None}]}, {"prompt": "x", "answer": 3}]
+    content = b"\xef\xbb\xbf" + "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    assert [json.loads(line) for line in write(parse("f", content, FIELDS)).splitlines()] == rows
+
+
+def test_fields_of_another_name() -> None:
+    content = json.dumps({"q": [{"role": "user", "content": "x"}], "info": {"truth": "1"}}).encode()
+    (row,) = parse("f", content, FieldsConfig(prompt="q", answer="info.truth"))
+    assert row.digest in digests("x")

@@ -1,0 +1,98 @@
+"""Rewards of the user's own: a function in TRL's form, or a class whose objects are called like one.
+
+def short(completions, **columns):                 # `answer`, `prompts` and the columns of the row come by name
+    return [float(len(text) < 200) for text in completions]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from actors.environments.base import Problem
+from actors.environments.rewards.base import Response, Reward
+from configs import rewards as configured
+from configs.base import ConfigError
+
+
+def load(config: configured.PythonReward) -> Callable[..., Any]:
+    """The function or class that the recipe names; nothing of it is called.
+
+    Raises:
+        ConfigError: it cannot be imported, or is neither.
+    """
+    field = f"rewards.{config.label}.import_path"
+    module_name, _, name = config.import_path.partition(":")
+    try:
+        found: Any = getattr(importlib.import_module(module_name), name)
+    except Exception as error:  # noqa: BLE001  (a user's module may raise anything)
+        raise ConfigError(f"{field}: cannot import {config.import_path!r}: {type(error).__name__}: {error}") from None
+    if inspect.isclass(found):
+        if not any("__call__" in vars(base) for base in found.__mro__):
+            raise ConfigError(f"{field}: objects of the class {config.import_path!r} cannot be called: give it a method __call__")
+    elif not inspect.isfunction(found):
+        raise ConfigError(f"{field}: {config.import_path!r} is neither a Python function nor a class")
+    elif config.options:
+        raise ConfigError(f"rewards.{config.label}.options: {config.import_path!r} is a function; only a class is made with options")
+    named: Callable[..., Any] = found
+    return named
+
+
+class PythonReward(Reward):
+    """Calls it with one completion at a time, sync or async.
+
+    `completions` holds the text; where the prompt is a chat, as in TRL, the reply's messages: [{"role": "assistant", "content": text}].
+    `prompts` holds the text or the messages, `answer` the correct answer, `uid` the problem's; the row's columns come by their names, each
+    as a list of one. What the function does not name is left out, unless it takes **kwargs.
+
+    Raises:
+        ConfigError: see `load`. Exception: of the class's constructor.
+    """
+
+    def __init__(self, config: configured.PythonReward) -> None:
+        found: Any = load(config)
+        made: Any = found(**config.options) if inspect.isclass(found) else found
+        self._call: Callable[..., Any] = made
+        parameters = inspect.signature(self._call).parameters.values()
+        takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+        self._names = None if takes_all else {parameter.name for parameter in parameters}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def score(self, problem: Problem, response: Response) -> float | None:
+        """
+        Raises:
+            TypeError: it returned something else than one value in a list. Exception: whatever it raises.
+        """
+        given = self._given(problem, response)
+        result = self._call(**{name: value for name, value in given.items() if self._names is None or name in self._names})
+        if inspect.isawaitable(result):
+            self._loop = self._loop or asyncio.new_event_loop()
+            result = self._loop.run_until_complete(_awaited(result))
+        if hasattr(result, "tolist"):  # numpy, torch
+            result = result.tolist()
+        if not isinstance(result, list | tuple) or len(result) != 1:
+            raise TypeError(f"returned {type(result).__name__}, a list with one value for the one completion is wanted")
+        value: Any = result[0]
+        plain: float | None = value.item() if hasattr(value, "item") else value
+        return plain
+
+    def reference(self, problem: Problem) -> str | None:
+        return None
+
+    @staticmethod
+    def _given(problem: Problem, response: Response) -> dict[str, list[Any]]:
+        chat = problem.messages is not None
+        columns = {name: [value] for name, value in problem.columns.items()}
+        return columns | {
+            "completions": [[{"role": "assistant", "content": response.text}] if chat else response.text],
+            "prompts": [[dict(message) for message in problem.messages] if problem.messages is not None else problem.question],
+            "answer": [problem.answer],
+            "uid": [problem.uid],
+        }
+
+
+async def _awaited(value: Any) -> Any:
+    return await value

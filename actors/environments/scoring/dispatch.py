@@ -1,0 +1,164 @@
+"""Which worker computes which calls, and what a deadline or a death means for them. Pure: no processes, no clock.
+
+    add ──► waiting ──assign──► with a worker ──answered──► done
+               ▲                  │      │
+               └───── rest ───────┘      └── the first of them when the worker is lost, or is late: failed or timed_out
+                                             (the others wait again, before all that wait)
+
+A worker has at most one chunk of calls, and answers them in order; a call's time begins when the one before it was answered.
+Every call comes to exactly one `Part`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from actors.environments.scoring.verdict import Outcome, Part
+from actors.environments.scoring.wire import Call, WireError
+
+_LARGEST_CHUNK = 64
+
+
+@dataclass(eq=False)
+class Batch:
+    """Calls that were added together, and what they came to.
+
+    Attributes:
+        deadline: when those that are left count as timed out.
+    """
+
+    numbers: tuple[int, ...]
+    deadline: float
+    parts: dict[int, Part] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.parts) == len(self.numbers)
+
+
+@dataclass
+class _Busy:
+    calls: deque[Call]
+    since: float  # when the first of them began
+
+
+class Dispatch:
+    """See the module's picture. Times are seconds of one monotonic clock.
+
+    Args:
+        timeout_s: longest time of one call with this label.
+    """
+
+    def __init__(self, timeout_s: Callable[[str], float], workers: int) -> None:
+        self._timeout_s, self._workers = timeout_s, workers
+        self._waiting: deque[Call] = deque()
+        self._busy: dict[int, _Busy] = {}
+        self._batch_of: dict[int, Batch] = {}  # of calls that are not done
+        self._batches: list[Batch] = []  # that are not complete
+
+    def add(self, calls: Sequence[Call], deadline: float) -> Batch:
+        """Calls to be computed until the deadline."""
+        batch = Batch(tuple(call.number for call in calls), deadline)
+        self._waiting.extend(calls)
+        self._batch_of |= {call.number: batch for call in calls}
+        if calls:
+            self._batches.append(batch)
+        return batch
+
+    def assign(self, worker: int, now: float) -> list[Call]:
+        """The next calls for a worker that has none; empty when none waits."""
+        if worker in self._busy:
+            raise ValueError(f"worker {worker} has calls already")
+        size = min(_LARGEST_CHUNK, max(1, len(self._waiting) // (2 * self._workers)))
+        chunk: list[Call] = []
+        while self._waiting and len(chunk) < size:
+            call = self._waiting.popleft()
+            if call.number in self._batch_of:  # else its batch is over
+                chunk.append(call)
+        if chunk:
+            self._busy[worker] = _Busy(deque(chunk), now)
+        return chunk
+
+    def answered(self, worker: int, number: int, part: Part, now: float) -> list[Batch]:
+        """An answer came. Returns the batches that are complete now.
+
+        Raises:
+            WireError: it is no answer to what this worker computes at present.
+        """
+        busy = self._busy.get(worker)
+        if busy is None or not busy.calls or busy.calls[0].number != number:
+            raise WireError("an answer to another call")
+        busy.calls.popleft()
+        busy.since = now
+        return self._done(number, part)
+
+    def rested(self, worker: int) -> None:
+        """The worker says that it has answered all of its calls.
+
+        Raises:
+            WireError: it has not.
+        """
+        busy = self._busy.pop(worker, None)
+        if busy is None or busy.calls:
+            if busy is not None:
+                self._busy[worker] = busy
+            raise WireError("calls are left unanswered")
+
+    def lost(self, worker: int, outcome: Outcome, error: str, now: float) -> list[Batch]:
+        """The worker is gone: its first call has this outcome, the others wait again. Returns the batches that are complete now."""
+        busy = self._busy.pop(worker, None)
+        if busy is None or not busy.calls:
+            return []
+        first = busy.calls.popleft()
+        self._waiting.extendleft(reversed(busy.calls))
+        return self._done(first.number, Part(None, outcome, max(0.0, now - busy.since), error))
+
+    def late(self, now: float) -> list[tuple[int, str]]:
+        """Workers whose call takes too long, with the message for it."""
+        found = []
+        for worker, busy in self._busy.items():
+            if busy.calls and now >= self._due(busy):
+                limit = self._timeout_s(busy.calls[0].label)
+                batch = self._batch_of.get(busy.calls[0].number)
+                over = batch is None or (batch.deadline <= now < busy.since + limit)
+                found.append((worker, "the batch's time was over" if over else f"no value within {limit:g} s"))
+        return found
+
+    def expired(self, now: float) -> list[Batch]:
+        """Batches whose deadline has passed. Their calls that wait count as timed out; the late workers are in `late`."""
+        running = {busy.calls[0].number for busy in self._busy.values() if busy.calls}
+        complete = []
+        for batch in [batch for batch in self._batches if batch.deadline <= now]:
+            for number in batch.numbers:
+                if number not in batch.parts and number not in running:
+                    complete += self._done(number, Part(None, "timed_out", 0.0, "not begun before the batch's time was over"))
+        return complete
+
+    def next_deadline(self) -> float | None:
+        """When `late` or `expired` have something new; None: nothing is out."""
+        times = [self._due(busy) for busy in self._busy.values() if busy.calls]
+        times += [batch.deadline for batch in self._batches]
+        return min(times, default=None)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no call waits."""
+        return not self._waiting
+
+    def _due(self, busy: _Busy) -> float:
+        call = busy.calls[0]
+        due = busy.since + self._timeout_s(call.label)
+        batch = self._batch_of.get(call.number)
+        return due if batch is None else min(due, batch.deadline)
+
+    def _done(self, number: int, part: Part) -> list[Batch]:
+        batch = self._batch_of.pop(number, None)
+        if batch is None:
+            return []
+        batch.parts[number] = part
+        if not batch.complete:
+            return []
+        self._batches.remove(batch)
+        return [batch]

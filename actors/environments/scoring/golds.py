@@ -1,0 +1,51 @@
+"""Before a model starts: every answer of the data counts as right by its own reward, and a corrupted one does not.
+
+problems ──► ScoringPool of GoldCheck, which wraps the success reward ──► one ConfigError that names the first lines, or nothing
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from actors.environments.base import Problem
+from actors.environments.rewards.base import Response
+from actors.environments.scoring.pool import ScoringPool
+from actors.environments.scoring.zygote import Start
+from configs.base import ConfigError
+from configs.environment import EnvironmentConfig
+from configs.rewards import AnyReward, JudgeReward, ScoringConfig
+
+_SHOWN = 5
+
+
+def success_reward(rewards: Sequence[AnyReward], config: ScoringConfig) -> AnyReward | None:
+    """The reward whose golds can be checked; None: it is a judge."""
+    reward = next((reward for reward in rewards if reward.label == config.success), rewards[0])
+    return None if isinstance(reward, JudgeReward) else reward
+
+
+def check_golds(
+    problems: Sequence[Problem], rewards: Sequence[AnyReward], config: ScoringConfig, environment: EnvironmentConfig, seed: int
+) -> int:
+    """Returns how many of the problems have an answer that can be checked.
+
+    Raises:
+        ConfigError: answers that are not right by their own reward, the first of them by source and row.
+    """
+    reward = success_reward(rewards, config)
+    if reward is None or not problems:
+        return 0
+    patient = config.model_copy(update={"batch_timeout_s": reward.timeout_s * len(problems)})
+    start = Start(tuple(sys.path), (reward,), environment, seed, max_new_tokens=1, config=patient, golds=True)
+    with ScoringPool(start) as pool:
+        parts = pool.score([(reward.label, problem, Response("", 0, False)) for problem in problems])
+    wrong = [(problem, part) for problem, part in zip(problems, parts, strict=True) if part.outcome != "scored"]
+    if wrong:
+        lines = "; ".join(f"{problem.uid}: {part.error.removeprefix('ValueError: ')}" for problem, part in wrong[:_SHOWN])
+        more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        raise ConfigError(
+            f"rewards.{reward.label}: {len(wrong)} of {len(problems)} answers in the data cannot be used with this reward: {lines}{more}. "
+            "Correct or remove them, or choose another reward (scoring.success)"
+        )
+    return sum(part.value is not None for part in parts)

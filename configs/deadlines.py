@@ -1,0 +1,86 @@
+"""How long each wait of a run may last. An outer one is longer than the sum of those inside it, so that the innermost error is seen.
+
+    flow waits for a call ─► actor waits for engines, scoring, workers, data plane ─► they wait for what the recipe bounds
+
+Seconds. `generation.timeout_s`, `scoring.batch_timeout_s`, `data_plane.timeout_s` and `policy.timeout_s` are the innermost; everything else
+follows from them. tests/configs/test_deadlines.py walks the sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GRACE_S = 10.0  # an outer wait beyond its inner ones
+DATA_PLANE_GRACE_S = 15.0  # past all deadlines of a request, which it keeps itself; beyond this the loop's thread must be stuck
+SCORING_START_S = 260.0  # a scoring process imports its verifiers, and constructs a user's: actors/environments/scoring/pool.py
+_WARM_UP_CALLS = 8  # stages times passes, at most
+_WEIGHT_EXPORTS = 2
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Attributes:
+    generation, scoring, data_plane, policy: as configured. updates: optimizer steps of one train stage. engines: their number.
+    """
+
+    generation: float = 0.0
+    scoring: float = 0.0
+    data_plane: float = 0.0
+    policy: float = 0.0
+    updates: int = 1
+    engines: int = 1
+
+    @property
+    def data_plane_call(self) -> float:
+        """One put (which may wait as long again for space), get or clear of a client."""
+        return 2 * self.data_plane + DATA_PLANE_GRACE_S
+
+    @property
+    def engine_call(self) -> float:
+        """An engine pool's wait for its engines; each of them bounds its own work by `generation`."""
+        return self.generation + GRACE_S
+
+    @property
+    def score(self) -> float:
+        """The collector's wait for verdicts on what was sent together."""
+        return self.scoring + 2 * GRACE_S
+
+    @property
+    def rollout(self) -> float:
+        """The flow's wait for a synchronous rollout: responses, verdicts, two puts, and the engines' sleep."""
+        return self.engine_call + self.score + 2 * self.data_plane_call + self.engine_call + GRACE_S
+
+    @property
+    def validation(self) -> float:
+        """The flow's wait for a validation set; where engines may die, it begins again with those that are left."""
+        return self.engines * self.engine_call + self.score + GRACE_S
+
+    @property
+    def workers(self) -> float:
+        """The policy group's wait for one call to its workers: read columns, compute, write a column."""
+        return self.policy + 2 * self.data_plane_call
+
+    @property
+    def train(self) -> float:
+        """The policy group's wait for all optimizer steps of a stage."""
+        return self.updates * self.workers
+
+    @property
+    def refit(self) -> float:
+        """The policy group's longest refit: the workers export, the engines load."""
+        return _WEIGHT_EXPORTS * self.policy + self.engines * (self.policy + self.engine_call)
+
+    @property
+    def policy_stage(self) -> float:
+        """The flow's wait for one stage of the policy group, whichever it is."""
+        return max(self.train, self.refit, self.policy) + GRACE_S
+
+    @property
+    def start(self) -> float:
+        """The flow's wait for all actors to be ready."""
+        return max(self.engine_call, _WARM_UP_CALLS * self.workers, SCORING_START_S) + GRACE_S
+
+    @property
+    def clear(self) -> float:
+        """The flow's wait for a call to the collector that uses the data plane once."""
+        return self.data_plane_call + GRACE_S

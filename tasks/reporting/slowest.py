@@ -1,0 +1,133 @@
+"""Which responses took long to score, and which could not be scored: slowest.jsonl, and what a person sees of it.
+
+write(step, phase, slowest)
+  └─► {"step": 3, "phase": "train", "uid": "gsm8k:17", "label": "math", "seconds": 10.0, "outcome": "timed_out", "error": "..."}
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from tasks.reporting.jsonl import append, open_lines, read_lines
+from tasks.reporting.run_dir import RunDirectory
+from tasks.reporting.samples import Phase
+from tasks.reporting.text import duration, visible
+
+_SHOWN = 10
+
+
+class SlowSample(Protocol):
+    """A response whose scoring took long, or came to nothing."""
+
+    @property
+    def uid(self) -> str: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def outcome(self) -> str: ...
+    @property
+    def error(self) -> str: ...
+
+
+class SlowestWriter:
+    """Appends to slowest.jsonl: {step, phase, uid, label, seconds, outcome, error} per line. A context manager."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._file = open_lines(directory.slowest)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self._file.close()
+
+    def write(self, step: int, phase: Phase, slowest: Iterable[SlowSample]) -> None:
+        """One line each, on disk when the call returns. Seconds that are not finite are written as 0."""
+        for one in slowest:
+            append(self._file, slow_row(step, phase, one))
+
+
+def slow_row(step: int, phase: Phase, one: SlowSample) -> dict[str, Any]:
+    """A line of slowest.jsonl."""
+    seconds = one.seconds if math.isfinite(one.seconds) else 0.0
+    return {
+        "step": step,
+        "phase": phase,
+        "uid": one.uid,
+        "label": one.label,
+        "seconds": seconds,
+        "outcome": one.outcome,
+        "error": one.error,
+    }
+
+
+def read_slowest(path: Path) -> list[dict[str, Any]]:
+    """The lines of a slowest.jsonl as they were written.
+
+    Raises:
+        ValueError, FileNotFoundError: see `jsonl.read_lines`.
+    """
+    return read_lines(path)
+
+
+def slowest_first(rows: Sequence[dict[str, Any]], count: int = _SHOWN) -> list[dict[str, Any]]:
+    """The `count` lines of most seconds, of equal ones the earliest."""
+    return sorted(rows, key=lambda row: -row["seconds"])[:count]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Responses that were not scored for one reason.
+
+    Attributes:
+        count: lines of slowest.jsonl, which has only a few of each step. step, uid: of the first.
+    """
+
+    label: str
+    outcome: str
+    error: str
+    count: int
+    step: int
+    uid: str
+
+
+def failures(rows: Sequence[dict[str, Any]], count: int = _SHOWN) -> list[Failure]:
+    """Why responses were not scored, the commonest reasons first."""
+    grouped: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["outcome"] != "scored":
+            grouped.setdefault((row["label"], row["outcome"], row["error"]), []).append(row)
+    found = [Failure(*why, len(group), group[0]["step"], group[0]["uid"]) for why, group in grouped.items()]
+    return sorted(found, key=lambda one: -one.count)[:count]
+
+
+def slowest_rows(rows: Sequence[dict[str, Any]], count: int = _SHOWN) -> list[dict[str, str]]:
+    """`slowest_first` as rows of a table in the Prefect UI."""
+    return [
+        {
+            "step": str(row["step"]),
+            "phase": str(row["phase"]),
+            "problem": visible(row["uid"]),
+            "reward": visible(row["label"]),
+            "took": duration(row["seconds"]),
+            "outcome": outcome(row["outcome"]),
+            "error": visible(row["error"]),
+        }
+        for row in slowest_first(rows, count)
+    ]
+
+
+def outcome(name: str) -> str:
+    """In words: timed out."""
+    return name.replace("_", " ")

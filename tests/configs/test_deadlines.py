@@ -1,0 +1,82 @@
+"""An outer wait is longer than the sum of the waits inside it, whatever the recipe says; and nobody waits by a number of his own."""
+
+import re
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.data_plane.memory import MemoryPlane
+from actors.environments.scoring import pool
+from configs.deadlines import GRACE_S, SCORING_START_S, Deadlines
+from configs.loader import load
+
+ROOT = Path(__file__).parents[2]
+SECONDS = st.floats(0.01, 1e6)
+
+
+@st.composite
+def deadlines(draw: st.DrawFn) -> Deadlines:
+    return Deadlines(draw(SECONDS), draw(SECONDS), draw(SECONDS), draw(SECONDS), draw(st.integers(1, 64)), draw(st.integers(1, 64)))
+
+
+@given(deadlines())
+def test_an_outer_wait_is_longer_than_the_sum_of_its_inner_ones(d: Deadlines) -> None:
+    inner = {
+        # an engine notices its own deadline; the pool that waits for it has a grace
+        "engine_call": [d.generation],
+        # every local reward and every judge is answered by the end of the batch
+        "score": [d.scoring],
+        # generation until its deadline, the last verdicts, a put for what came before and one for the rest, the engines' sleep
+        "rollout": [d.generation, d.score, d.data_plane_call, d.data_plane_call, d.engine_call],
+        # each death of an engine begins the batch anew
+        "validation": [d.engine_call] * d.engines + [d.score],
+        # a put waits for its answer, and as long again for space
+        "data_plane_call": [d.data_plane, d.data_plane],
+        # columns are read, the work is done, a column is written
+        "workers": [d.data_plane_call, d.policy, d.data_plane_call],
+        "train": [d.workers] * d.updates,
+        "refit": [d.policy, d.policy, d.policy + d.generation],
+        "policy_stage": [max(d.train, d.refit, d.workers)],
+        "start": [max(d.generation, d.policy, SCORING_START_S)],
+        "clear": [d.data_plane_call],
+    }
+    for outer, waits in inner.items():
+        assert getattr(d, outer) >= sum(waits) * (1 - 1e-12), outer
+    for outer in (
+        "engine_call",
+        "score",
+        "rollout",
+        "validation",
+        "policy_stage",
+        "start",
+        "clear",
+    ):  # those that another process waits for
+        assert getattr(d, outer) > sum(inner[outer]) or sum(inner[outer]) > 1e15, outer
+
+
+def test_the_constants_are_those_of_the_actors() -> None:
+    d = Deadlines(generation=5.0, data_plane=7.0)
+    assert d.engine_call >= 5.0 + GRACE_S  # EnginePool's own
+    assert d.data_plane_call >= MemoryPlane(timeout_s=7.0)._limit_s(0.0)
+    assert SCORING_START_S >= pool._START_S + pool._READY_S + pool._SEND_S
+
+
+def test_flows_wait_by_these_deadlines_alone() -> None:
+    """The recipe's own bounds are the innermost waits: a flow that waited for an actor by one of them would win against its error."""
+    raw = re.compile(r"(generation|policy|scoring)\.(batch_)?timeout_s")
+    for path in sorted((ROOT / "flows").glob("*.py")):
+        for number, line in enumerate(path.read_text().splitlines(), start=1):
+            assert not raw.search(line), f"{path.name}:{number}: {line.strip()}"
+
+
+def test_a_recipe_s_deadlines_follow_from_its_bounds() -> None:
+    config = load(
+        "arithmetic-cpu", ["generation.timeout_s=50", "scoring.batch_timeout_s=20", "policy.timeout_s=30", "data_plane.timeout_s=4"]
+    )
+    d = config.deadlines
+    assert (d.generation, d.scoring, d.policy, d.data_plane, d.updates, d.engines) == (50, 20, 30, 4, config.policy.updates_per_step, 1)
+    graph = load("arithmetic-cpu", ["policy.timeout_s=30", "policy.compiled_graph.timeout_s=90"])
+    assert graph.deadlines.policy == 90
+    two = load("arithmetic-cpu-async", ["generation.num_engines=2"])
+    assert two.deadlines.validation > load("arithmetic-cpu", ["generation.num_engines=2"]).deadlines.validation
