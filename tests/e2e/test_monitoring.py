@@ -58,7 +58,7 @@ class Stub:
         if self._errors:
             raise self._errors.pop(0)
 
-    def validate(self, weight_version: int) -> str:
+    def validate(self, weight_version: int, name: str) -> str:
         self._stage()
         return f"with weights {weight_version}"
 

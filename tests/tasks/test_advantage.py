@@ -1,11 +1,14 @@
 """Grouping, dynamic sampling and batch statistics, from tags alone."""
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.data_plane.memory import MemoryPlane
 from actors.data_plane.meta import KVBatchMeta
 from actors.policy.advantages import group_advantages
+from tasks import advantage as stage
 from tasks.advantage import by_group, drop_dead_groups, group_metrics, zero_variance
 
 
@@ -58,3 +61,32 @@ def test_groups_without_variance_are_those_without_an_advantage(rewards: list[li
     meta = batch(rewards)
     dead = [rows for rows, group in zip(by_group(meta), rewards, strict=True) if not any(group_advantages(group, normalize=normalize))]
     assert zero_variance(meta) == dead
+
+
+def dropped(meta: KVBatchMeta, rows: set[int]) -> KVBatchMeta:
+    return meta.model_copy(update={"tags": tuple({**tag, "dropped": row in rows} for row, tag in enumerate(meta.tags))})
+
+
+def test_dropped_rows_leave_their_group_s_mean_and_the_batch_s() -> None:
+    meta = dropped(batch([[1.0, 0.0, 9.0], [0.5, 0.5, 7.0], [3.0, 4.0, 5.0]]), {2, 5, 6, 7, 8})
+    assert group_metrics(meta)["reward/mean"] == pytest.approx((1.0 + 0.0 + 0.5 + 0.5) / 4)
+    assert zero_variance(meta) == [[3, 4, 5], [6, 7, 8]]  # equal but for the dropped one; and all of it dropped
+    plane = MemoryPlane()
+    plane.register_partition("train", fields=("sample_mask", "advantages"))
+    plane.put(meta, {"sample_mask": [torch.tensor(1.0)] * len(meta)})
+    values = written_advantages(plane, meta)
+    assert values == pytest.approx([0.5, -0.5, 0, 0, 0, 0, 0, 0, 0])
+
+
+def test_a_batch_of_which_everything_is_dropped_has_no_reward_and_no_gradient() -> None:
+    meta = dropped(batch([[1.0, 0.0]]), {0, 1})
+    assert group_metrics(meta)["reward/mean"] == 0.0
+    assert zero_variance(meta) == [[0, 1]]
+
+
+def written_advantages(plane: MemoryPlane, meta: KVBatchMeta) -> list[float]:
+    """What the stage writes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage, "connect", lambda address, timeout_s: plane)
+        result = stage.advantage.fn(None, 1, meta, False, None, 5.0)
+    return [float(value) for value in plane.get(result.meta, ["advantages"])["advantages"]]

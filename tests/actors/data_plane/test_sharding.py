@@ -294,3 +294,12 @@ def test_buckets_that_could_never_be_used_are_refused() -> None:
         BatchingConfig(mode="packed", tokens_per_micro_batch=64, token_buckets=(64, 128))
     with pytest.raises(ValidationError, match=r"sequence_buckets: none of \[4, 8\] holds micro_batch_size \(9\)"):
         BatchingConfig(micro_batch_size=9, sequence_buckets=(4, 8))
+
+
+@pytest.mark.parametrize("mode", ["padded", "dynamic", "packed"])
+def test_dropped_rows_travel_and_do_not_count(mode: str) -> None:
+    meta = make([10, 20, 30, 40])
+    meta = meta.model_copy(update={"tags": tuple({**tag, "dropped": row == 2} for row, tag in enumerate(meta.tags))})
+    batching = BatchingConfig(mode=mode, micro_batch_size=2, tokens_per_micro_batch=None if mode == "padded" else 64)
+    for part in plan_batch(meta, batching, data_parallel=2).shards:
+        assert (part.global_tokens, part.global_sequences) == ((10 + 20 + 40) // 2, 3)
