@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from configs.base import StrictModel
 from configs.curriculum import CurriculumConfig
 
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _SOURCE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+
+
+def _no_password(value: str | None) -> str | None:
+    if value and "@" in value.partition("://")[2].partition("/")[0]:
+        raise ValueError("a URL with a user or password would stand in every report: let the storage client find them itself")
+    return value
+
+
+Location = Annotated[str, AfterValidator(_no_password)]
 
 
 class FieldsConfig(StrictModel):
@@ -26,8 +35,8 @@ class SourceConfig(StrictModel):
 
     name: str = Field(description="In metrics: accuracy/validation/NAME.")
     weight: PositiveFloat = Field(1.0, allow_inf_nan=False, description="Its part of the training prompts, relative to the others.")
-    path: str | None = Field(None, description="Of a data set; as `environment.path`.")
-    validation_path: str | None = None
+    path: Location | None = Field(None, description="Of a data set; as `environment.path`.")
+    validation_path: Location | None = None
     validation_size: PositiveInt = 128
     fields: FieldsConfig = FieldsConfig()
     task: str | None = Field(None, description="Of reasoning_gym, instead of a path.")
@@ -44,6 +53,10 @@ class SourceConfig(StrictModel):
             raise ValueError(f"sources: {self.name!r} is no name for a source: letters, digits, '_' and '-'; not low or high")
         if (self.path is None) == (self.task is None):
             raise ValueError(f"source {self.name!r}: set one of `path` (a data set) and `task` (of reasoning_gym)")
+        if self.path is not None and self.task_options:
+            raise ValueError(f"source {self.name!r}: task_options are of a `task`, and this is a data set: leave them out")
+        if self.path is None and (self.validation_path or self.fields != FieldsConfig()):
+            raise ValueError(f"source {self.name!r}: validation_path and fields are of a data set, and this is a task: leave them out")
         return self
 
 
@@ -58,12 +71,12 @@ class EnvironmentConfig(StrictModel):
     task: str = Field("chain_sum", description="kind reasoning_gym: the generator's name (reasoning_gym.create_dataset).")
     task_options: dict[str, Any] = Field(default_factory=dict, description="kind reasoning_gym: the generator's own options.")
     curriculum: CurriculumConfig | None = Field(None, description="kind reasoning_gym: raise the difficulty with the measured accuracy.")
-    path: str | None = Field(
+    path: Location | None = Field(
         None,
         description="kind dataset: a .jsonl, .json or .parquet file, a folder or glob of them, or a folder written by datasets' "
         "save_to_disk; a path or an fsspec URL.",
     )
-    validation_path: str | None = Field(None, description="kind dataset: held-out prompts; without it, the last ones of `path`.")
+    validation_path: Location | None = Field(None, description="kind dataset: held-out prompts; without it, the last ones of `path`.")
     fields: FieldsConfig = FieldsConfig()
     streaming: bool = Field(False, description="kind dataset: read `path` as it is drawn from, for data that memory cannot hold.")
     shuffle_buffer: PositiveInt = Field(10_000, description="Rows that a streamed data set is shuffled among.")
@@ -87,21 +100,17 @@ class EnvironmentConfig(StrictModel):
         """Of its sources, each once."""
         return tuple(dict.fromkeys(source.kind for source in self.sources)) or (self.kind,)
 
-    @field_validator("path", "validation_path")
-    @classmethod
-    def _no_password(cls, value: str | None) -> str | None:
-        if value and "@" in value.partition("://")[2].partition("/")[0]:
-            raise ValueError("a URL with a user or password would stand in every report: let the storage client find them itself")
-        return value
-
     @model_validator(mode="after")
     def _kind_has_its_source(self) -> Self:
         if self.sources:
             return self._mixes()
         if self.kind == "dataset" and not self.path:
             raise ValueError("kind 'dataset' needs `path`: a .jsonl or .parquet file, or a folder of them")
-        if self.kind != "dataset" and (self.path or self.streaming):
-            raise ValueError(f"path and streaming are of kind 'dataset', and kind is {self.kind!r}: set kind to dataset, or leave them out")
+        if self.kind != "dataset" and (self.path or self.validation_path or self.streaming):
+            raise ValueError(
+                f"path, validation_path and streaming are of kind 'dataset', and kind is {self.kind!r}: "
+                "set kind to dataset, or leave them out"
+            )
         if self.kind == "python" and not (self.import_path and _IMPORT_PATH.fullmatch(self.import_path)):
             raise ValueError("kind 'python' needs `import_path` in the form 'package.module:Class'")
         if self.curriculum is not None and self.kind == "dataset":
@@ -115,6 +124,7 @@ class EnvironmentConfig(StrictModel):
         if doubled := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"sources: two are called {doubled[0]!r}: give each a name of its own")
         given = [name for name in ("path", "validation_path", "import_path", "curriculum") if getattr(self, name)]
+        given += ["task"] if self.task != type(self).model_fields["task"].default else []
         if given or self.streaming or self.task_options:
             raise ValueError(f"sources: each source has its own path or task: leave out {', '.join(given) or 'streaming and task_options'}")
         return self

@@ -21,7 +21,7 @@ class BaseReward(StrictModel):
 
     kind: str
     name: str = Field("", description="In metrics and reports; default: the kind.")
-    weight: float = Field(1.0, allow_inf_nan=False, description="Of this reward in the sum; 0: only logged.")
+    weight: float = Field(1.0, ge=-1e6, le=1e6, allow_inf_nan=False, description="Of this reward in the sum; 0: only logged.")
     timeout_s: PositiveFloat = Field(10.0, description="Longest time for one response; then its process is killed and replaced.")
 
     @property

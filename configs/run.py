@@ -133,6 +133,13 @@ class RunConfig(BaseRunConfig, ScoredConfig):
         return self
 
     @model_validator(mode="after")
+    def _trains_on_something_else(self) -> Self:
+        source = self.environment
+        if source.path is not None and source.path == source.validation_path:
+            raise ValueError("environment.validation_path is environment.path: the prompts that measure the model would train it")
+        return self
+
+    @model_validator(mode="after")
     def _lengths_fit(self) -> Self:
         for reward in self.rewards:
             most = self.rollout.max_new_tokens

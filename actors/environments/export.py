@@ -1,4 +1,5 @@
-"""Writes an environment's problems as {"prompt", "answer"} lines: a frozen set that no later change of a generator touches.
+"""Writes an environment's problems as {"prompt", "answer"} lines, a chat as its messages: a frozen set that no later change of a generator
+touches.
 
 python -m actors.environments.export --recipe arithmetic-cpu --split validation > frozen.jsonl
 """
@@ -20,7 +21,8 @@ def lines(environment: Environment, split: Split, first: int, count: int | None)
     size = environment.size(split)
     for index in range(first, size if count is None else min(size, first + count)):
         problem = environment.problem(split, index)
-        yield json.dumps({"prompt": problem.question, "answer": problem.answer})
+        prompt = problem.question if problem.messages is None else list(problem.messages)
+        yield json.dumps({"prompt": prompt, "answer": problem.answer})
 
 
 def main(arguments: list[str] | None = None) -> int:

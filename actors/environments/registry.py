@@ -71,7 +71,6 @@ def _source(source: SourceConfig, seed: int) -> Environment:
             validation_path=source.validation_path,
             validation_size=source.validation_size,
             fields=source.fields,
-            source=source.name,
             field=f"environment.sources.{source.name}",
         )
     from actors.environments.reasoning_gym import ReasoningGymEnvironment
@@ -91,5 +90,10 @@ def _imported(config: EnvironmentConfig) -> Environment:
         raise ConfigError(f"environment.import_path: cannot import {config.import_path!r}: {error}") from None
     if not (inspect.isclass(cls) and issubclass(cls, Environment)):  # before it is called: a name may be anything's
         raise ConfigError(f"environment.import_path: {config.import_path!r} does not derive from actors.environments.Environment")
-    environment: Environment = cls(**resolve(config.options, "environment.options"))
+    options = resolve(config.options, "environment.options")
+    try:
+        inspect.signature(cls).bind(**options)
+    except TypeError as error:
+        raise ConfigError(f"environment.options: {config.import_path!r} does not take them: {error}") from None
+    environment: Environment = cls(**options)
     return environment

@@ -22,6 +22,7 @@ from actors.data_plane.connect import DataPlaneAddress, connect
 from actors.data_plane.meta import KVBatchMeta, mint_key
 from actors.data_plane.metrics import OperationUsage
 from actors.environments import Problem, build
+from actors.environments.dataset.problems import prompt_digest
 from actors.environments.rewards.base import Response
 from actors.environments.scoring.verdict import Verdict
 from actors.environments.scoring.verdict import metrics as scoring_metrics
@@ -38,7 +39,7 @@ from actors.rollout.requests import group_requests
 from actors.rollout.samples import SLOWEST, Progress, Rollout, SlowSample, StepReport, Validation, slowest
 from actors.rollout.scoring import Scoring, Written, observe, shown
 from actors.rollout.supervised import SampleReader, SampleStream, SupervisedBatches
-from actors.rollout.validation import OWN_SET, Validator
+from actors.rollout.validation import OWN_SET, Validator, held_out_problems
 from actors.waiting import ActorTimeoutError, find, wait
 from configs.environment import EnvironmentConfig
 from configs.run import RunConfig
@@ -70,6 +71,9 @@ class Collector:
             room=self._room,
             on_too_long="drop" if on_too_long == "refuse" else on_too_long,  # refused is what can be seen before the start
             curriculum=config.environment.curriculum,
+            held_out={
+                prompt_digest(one) for name, (source, _) in self._sets.items() if name != OWN_SET for one in held_out_problems(source)
+            },
         )
         self._plane = connect(address, timeout_s=config.data_plane.timeout_s)
         self._pool = self._new_pool()

@@ -9,7 +9,7 @@ What the model generates is never tokenised again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -17,6 +17,7 @@ import numpy as np
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from actors.environments import Problem, Split
+from actors.environments.dataset.problems import prompt_digest
 from actors.rollout.curriculum import Curriculum
 from configs.base import ConfigError
 from configs.curriculum import CurriculumConfig
@@ -198,6 +199,7 @@ class PromptStream:
         encoder, room: for `draw_encoded`: most tokens of a prompt.
         on_too_long: what becomes of a longer one.
         curriculum: the problems are drawn at the level that it says.
+        held_out: digests of prompts that `draw_encoded` drops: those of further validation sets.
 
     Attributes:
         size: prompts of an epoch; None: streamed.
@@ -217,8 +219,9 @@ class PromptStream:
         room: int | None = None,
         on_too_long: OnTooLong = "refuse",
         curriculum: CurriculumConfig | None = None,
+        held_out: Collection[bytes] = (),
     ) -> None:
-        self._problems, self._seed = problems, seed
+        self._problems, self._seed, self._held_out = problems, seed, held_out
         self._encoder, self._room, self._on_too_long = encoder, room, on_too_long
         self._streamed = problems if isinstance(problems, StreamedProblems) else None
         self.size = problems.size("train") if self._streamed is None else None
@@ -250,8 +253,9 @@ class PromptStream:
         last = self.position
         while len(drawn) < count:
             uid, problem = self._next()
+            held_out = bool(self._held_out) and prompt_digest(problem) in self._held_out
             whole = self._encoder.prompt(problem)
-            token_ids = fit(problem, whole, self._room, self._on_too_long)
+            token_ids = None if held_out else fit(problem, whole, self._room, self._on_too_long)
             if token_ids is not None:
                 self.truncated += len(token_ids) < len(whole)
                 drawn.append(DrawnPrompt(uid, problem, token_ids))

@@ -43,7 +43,7 @@ class Validator:
             EngineDiedError: an engine is gone or silent. PromptTooLongError. What `score` raises.
         """
         rows = range(self.samples_per_prompt)
-        problems = [self.environment.problem("validation", i) for i in range(self.environment.size("validation"))]
+        problems = held_out_problems(self.environment)
         sampling = self.max_new_tokens, self.temperature, self.top_p
         encoded = [(problem, fit(problem, self.encoder.prompt(problem), self.room, self.on_too_long)) for problem in problems]
         problems = [problem for problem, ids in encoded if ids is not None]
@@ -54,6 +54,11 @@ class Validator:
         verdicts = self.score(asked, responses)
         samples = [Sample.of(*one, weight_version) for one in zip(asked, responses, verdicts, strict=True)]
         return [tuple(samples[start : start + len(rows)]) for start in range(0, len(samples), len(rows))]
+
+
+def held_out_problems(environment: Environment) -> list[Problem]:
+    """All of the environment's validation split."""
+    return [environment.problem("validation", index) for index in range(environment.size("validation"))]
 
 
 def _name(uid: str, row: int) -> str:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator
+
+import numpy as np
+
 from actors.environments.base import Environment, Problem, Split
 from actors.environments.dataset.problems import problem, prompt_digest
 from actors.environments.dataset.rows import Rows
@@ -14,35 +18,28 @@ class DatasetEnvironment(Environment):
     rows are in both splits: for evaluation alone.
 
     Args:
-        source: of a mixture; part of uids. field: what the recipe calls `path`, without its last word, for messages.
+        field: what the recipe calls the block that has `path`, for messages.
 
     Raises:
         ConfigError: what cannot be read or used, by file, line and column; or too few rows.
     """
 
     def __init__(
-        self,
-        *,
-        path: str,
-        validation_path: str | None,
-        validation_size: int,
-        fields: FieldsConfig,
-        source: str = "",
-        field: str = "environment",
+        self, *, path: str, validation_path: str | None, validation_size: int, fields: FieldsConfig, field: str = "environment"
     ) -> None:
-        self._fields, self._source = fields, source
+        self._path, self._fields, self._field = path, fields, field
         rows = Rows.read(path, f"{field}.path")
-        self._rows: dict[Split, Rows] = {"train": rows}
+        self._rows: dict[Split, Rows] = {"train": rows, "validation": rows}
         firsts: dict[bytes, int] = {}
-        for index in range(len(rows)):
-            firsts.setdefault(prompt_digest(self._read(rows, index)), index)
+        for index, digest in enumerate(self._digests(rows)):
+            firsts.setdefault(digest, index)
         self._duplicates = len(rows) - len(firsts)
         if validation_path:
-            held_out = self._rows["validation"] = Rows.read(validation_path, f"{field}.validation_path")
-            validation = list(range(len(held_out)))[:validation_size]
-            digests = {prompt_digest(self._read(held_out, index)) for index in validation}
+            only_validated = path == validation_path  # a frozen set, of a model that is not trained
+            held_out = self._rows["validation"] = rows if only_validated else Rows.read(validation_path, f"{field}.validation_path")
+            validation = list(range(min(validation_size, len(held_out))))
+            digests = set() if only_validated else {prompt_digest(self._read(held_out, index)) for index in validation}
         else:
-            self._rows["validation"] = rows
             if len(firsts) <= validation_size:
                 raise ConfigError(
                     f"{field}.path: {path} has {len(firsts)} different prompts, not more than validation_size = {validation_size}: "
@@ -50,12 +47,10 @@ class DatasetEnvironment(Environment):
                 )
             last = list(firsts.items())[-validation_size:]
             validation, digests = [index for _, index in last], {digest for digest, _ in last}
-        only_validated = path == validation_path  # a frozen set, of a model that is not trained
-        train = [index for digest, index in firsts.items() if only_validated or digest not in digests]
-        self._held_out = len(firsts) - len(train)
-        if not train:
-            raise ConfigError(f"{field}.path: every prompt of {path} is held out for validation: nothing is left to train on")
-        self._numbers: dict[Split, list[int]] = {"train": train, "validation": validation}
+        self._held_out = 0
+        self._numbers: dict[Split, np.ndarray] = {"train": np.array(list(firsts.values())), "validation": np.array(validation)}
+        self._train_digests = list(firsts)
+        self.leave_out(digests)
 
     def size(self, split: Split) -> int:
         return len(self._numbers[split])
@@ -63,12 +58,41 @@ class DatasetEnvironment(Environment):
     def problem(self, split: Split, index: int) -> Problem:
         if not 0 <= index < self.size(split):
             raise IndexError(f"{split} problem {index} of {self.size(split)}")
-        return self._read(self._rows[split], self._numbers[split][index])
+        return self._read(self._rows[split], int(self._numbers[split][index]))
 
     def counts(self) -> dict[str, int]:
         """Rows that are not trained on: duplicates of earlier ones, and prompts that are held out."""
         return {"duplicates": self._duplicates, "held_out": self._held_out}
 
+    def train_digests(self) -> list[bytes]:
+        """`prompt_digest` of every training prompt, in their order."""
+        return self._train_digests
+
+    def leave_out(self, held_out: Container[bytes], elsewhere: Container[bytes] = ()) -> None:
+        """Take prompts out of training, by their digests, before the first is drawn: those to validate with, and those that another source
+        of a mixture has (counted as duplicates).
+
+        Raises:
+            ConfigError: nothing is left.
+        """
+        out = np.array([digest in held_out for digest in self._train_digests])
+        repeated = np.array([digest in elsewhere for digest in self._train_digests]) & ~out
+        self._held_out += int(out.sum())
+        self._duplicates += int(repeated.sum())
+        kept = ~(out | repeated)
+        if not kept.any():
+            raise ConfigError(
+                f"{self._field}.path: every prompt of {self._path} is held out for validation, or stands in an earlier source: "
+                "nothing is left to train on"
+            )
+        self._numbers["train"] = self._numbers["train"][kept]
+        self._train_digests = [digest for digest, keep in zip(self._train_digests, kept, strict=True) if keep]
+
+    def _digests(self, rows: Rows) -> Iterator[bytes]:
+        for table in rows.tables:
+            for number, row in enumerate(table.each()):
+                yield prompt_digest(problem(row, self._fields, uid="", place=table.place(number), field=self._field))
+
     def _read(self, rows: Rows, index: int) -> Problem:
         table, number = rows.find(index)
-        return problem(table.row(number), self._fields, uid=table.uid(number), place=table.place(number), source=self._source)
+        return problem(table.row(number), self._fields, uid=table.uid(number), place=table.place(number), field=self._field)

@@ -1,28 +1,48 @@
 """Several sources as one: training prompts in the proportions of their weights, validation prompts of each.
 
-weights 3 : 1 ──► a a a b a a a b ...     every beginning of the order is within one prompt of the proportions
+weights 3 : 1 ──► a a b a a a b a ...     every beginning of the order is within one prompt of the proportions
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from actors.environments.base import Environment, Problem, Split
+from actors.environments.dataset.environment import DatasetEnvironment
+from actors.environments.dataset.problems import prompt_digest
+from configs.base import ConfigError
+
+_LONGEST = 20_000_000  # prompts of an epoch; making its order takes about 1 s for a million
+_HOPS = 100
+_ROUNDING = 1e-9
 
 
 class Mixture(Environment):
     """An epoch is as long as it takes to see every prompt of each source once or more often; the smaller sources begin again within it.
 
+    What one source holds out is trained on in none. A prompt that several data sets have is trained on in the first.
+
     Args:
         sources: environments by name, in the order of the recipe. weights: as many, positive.
+
+    Raises:
+        ConfigError: a source of which nothing is left to train on, or weights that make an epoch too long.
     """
 
     def __init__(self, sources: Mapping[str, Environment], weights: Sequence[float]) -> None:
         self._sources = dict(sources)
-        sizes = {name: source.size("train") for name, source in self._sources.items()}
-        self._order = interleave(sizes, weights)
         self._validation = [(name, i) for name, source in self._sources.items() for i in range(source.size("validation"))]
+        self._held_out = {prompt_digest(self._sources[name].problem("validation", i)) for name, i in self._validation}
+        seen: set[bytes] = set()
+        for source in self._sources.values():
+            if isinstance(source, DatasetEnvironment):
+                source.leave_out(self._held_out, seen)
+                seen.update(source.train_digests())
+        self._order = interleave({name: source.size("train") for name, source in self._sources.items()}, weights)
 
     def size(self, split: Split) -> int:
         return len(self._order) if split == "train" else len(self._validation)
@@ -30,33 +50,79 @@ class Mixture(Environment):
     def problem(self, split: Split, index: int) -> Problem:
         if not 0 <= index < self.size(split):
             raise IndexError(f"{split} problem {index} of {self.size(split)}")
-        name, number = (self._order if split == "train" else self._validation)[index]
-        found = self._sources[name].problem(split, number)
-        uid = found.uid if found.uid.startswith(f"{name}:") else f"{name}:{found.uid}"
-        return replace(found, source=name, uid=uid)
+        name, number = self._order[index] if split == "train" else self._validation[index]
+        found = self._train_problem(name, number) if split == "train" else self._sources[name].problem(split, number)
+        return replace(found, source=name, uid=f"{name}:{found.uid}")
 
     def counts(self) -> dict[str, int]:
-        """Rows of the sources that are not trained on; see `DatasetEnvironment.counts`."""
+        """Rows of the data sets that are not trained on; see `DatasetEnvironment.counts`."""
         total: dict[str, int] = {}
         for source in self._sources.values():
-            for what, number in (source.counts() if hasattr(source, "counts") else {}).items():
+            for what, number in (source.counts() if isinstance(source, DatasetEnvironment) else {}).items():
                 total[what] = total.get(what, 0) + number
         return total
 
+    def _train_problem(self, name: str, number: int) -> Problem:
+        source = self._sources[name]
+        if isinstance(source, DatasetEnvironment):
+            return source.problem("train", number)
+        # Generated problems are not known before they are made: instead of one that another source holds out comes the next.
+        for hop in range(_HOPS):
+            found = source.problem("train", (number + hop) % source.size("train"))
+            if prompt_digest(found) not in self._held_out:
+                return found
+        raise ConfigError(
+            f"environment.sources.{name}: {_HOPS} problems in a row are held out by the sources: lower their validation_size, "
+            "or widen task_options"
+        )
 
-def interleave(sizes: Mapping[str, int], weights: Sequence[float]) -> list[tuple[str, int]]:
-    """(source, number in it) of one epoch: always the source that is furthest behind its part, the earlier one of equals.
 
-    Each number of a source comes before any comes again. The order ends when every number of every source has come.
+@dataclass(frozen=True)
+class Order:
+    """One epoch. `chosen`: by position, which source. `places`: by position, how often that source came before. `sizes`: by source."""
+
+    sizes: Mapping[str, int]
+    chosen: np.ndarray
+    places: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __getitem__(self, position: int) -> tuple[str, int]:
+        """(source, number in it); each number of a source comes before any comes again."""
+        name = list(self.sizes)[self.chosen[position]]
+        return name, int(self.places[position]) % self.sizes[name]
+
+
+def interleave(sizes: Mapping[str, int], weights: Sequence[float]) -> Order:
+    """The sources in the proportions of their weights, until every number of each has come.
+
+    After n positions a source of part p has come n * p times, give or take 1 - 1 / (2k - 2) for k sources; no rule does better for all
+    weights (R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980). Of the sources that are due comes the one with
+    the earliest deadline, the earlier in the recipe of equals.
+
+    Raises:
+        ConfigError: that takes more than 20 million positions.
     """
-    names, total = list(sizes), sum(weights)
+    total = sum(weights)
     parts = [weight / total for weight in weights]
-    length = max(round(-(-size // 1) / part) for size, part in zip(sizes.values(), parts, strict=True))
-    drawn = [0] * len(names)
-    order: list[tuple[str, int]] = []
-    while len(order) < length or any(count < size for count, size in zip(drawn, sizes.values(), strict=True)):
-        due = [(len(order) + 1) * part - count for part, count in zip(parts, drawn, strict=True)]
-        chosen = due.index(max(due))
-        order.append((names[chosen], drawn[chosen] % sizes[names[chosen]]))
-        drawn[chosen] += 1
-    return order
+    lengths = {name: size / part for (name, size), part in zip(sizes.items(), parts, strict=True)}
+    longest = max(lengths, key=lengths.__getitem__)
+    if lengths[longest] > _LONGEST:
+        raise ConfigError(
+            f"environment.sources.{longest}: with its weight an epoch would have {lengths[longest]:,.0f} prompts, at most {_LONGEST:,} are "
+            "possible: raise the weight, or leave out a part of the source"
+        )
+    slack = 1 / (2 * len(parts) - 2) if len(parts) > 1 else 0.0
+    drawn, missing = [0] * len(parts), len(parts)
+    needed = list(sizes.values())
+    chosen, places = array("h"), array("i")
+    while missing:
+        position = len(chosen) + 1
+        due = [i for i, part in enumerate(parts) if part * position - drawn[i] >= slack - _ROUNDING]
+        best = min(due, key=lambda i: (drawn[i] + 1 - slack) / parts[i])
+        chosen.append(best)
+        places.append(drawn[best])
+        drawn[best] += 1
+        missing -= drawn[best] == needed[best]
+    return Order(sizes, np.asarray(chosen), np.asarray(places))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,17 +20,17 @@ from configs.environment import FieldsConfig
 _ROLES = ("system", "user", "assistant")
 
 
-def problem(row: Mapping[str, Any], fields: FieldsConfig, *, uid: str, place: str, source: str = "") -> Problem:
+def problem(row: Mapping[str, Any], fields: FieldsConfig, *, uid: str, place: str, field: str = "environment") -> Problem:
     """The problem in a row.
 
     Args:
-        place: file and line, for messages.
+        place: file and line, for messages. field: what the recipe calls the block that has `fields`, likewise.
 
     Raises:
         ConfigError: a field that is missing, empty, or neither text nor what it may be; says where and what to do.
     """
     prompt, answer = (
-        _field(row, path, f"environment.fields.{name}", place) for name, path in (("prompt", fields.prompt), ("answer", fields.answer))
+        _field(row, path, f"{field}.fields.{name}", place) for name, path in (("prompt", fields.prompt), ("answer", fields.answer))
     )
     messages = None if isinstance(prompt, str) else _messages(prompt, f"{place}: column {fields.prompt!r}")
     question = prompt if messages is None else messages[-1]["content"]
@@ -37,12 +38,11 @@ def problem(row: Mapping[str, Any], fields: FieldsConfig, *, uid: str, place: st
         raise ConfigError(f"{place}: column {fields.prompt!r} is empty: there is nothing to answer")
     _encodable(question if messages is None else json.dumps(messages, ensure_ascii=False), f"{place}: column {fields.prompt!r}")
     return Problem(
-        uid=f"{source}:{uid}" if source else uid,
+        uid=uid,
         question=question,
         answer=_answer(answer, f"{place}: column {fields.answer!r}"),
         messages=messages,
         columns={name: _plain(value) for name, value in row.items()},
-        source=source,
     )
 
 
@@ -90,6 +90,8 @@ def _messages(prompt: Any, where: str) -> tuple[dict[str, str], ...]:
 def _answer(value: Any, where: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ConfigError(f"{where} is {_kind(value)}: an answer is text or a number")
+    if isinstance(value, float) and not math.isfinite(value):  # pandas writes a missing number as NaN
+        raise ConfigError(f"{where} is {value!r}, which is no number: remove the row, or give it an answer")
     text = value if isinstance(value, str) else repr(value)
     if not text.strip():
         raise ConfigError(f"{where} is empty: a response without a word would be right; remove the row, or give it an answer")

@@ -13,7 +13,8 @@ import io
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -24,27 +25,47 @@ import pyarrow.parquet as parquet
 from configs.base import ConfigError
 
 _SUFFIXES = (".jsonl", ".json", ".parquet")
-_SAVED = "dataset_info.json"  # of a folder written by save_to_disk
+_SAVED, _SAVED_SPLITS = "state.json", "dataset_dict.json"  # of folders that save_to_disk of a Dataset and of a DatasetDict wrote
+_NO_ROWS = {"dataset_info.json", "dataset_infos.json", _SAVED, _SAVED_SPLITS}  # what `datasets` writes about rows
+_AT_ONCE = 1000  # Arrow rows that become Python objects together
 
 
 @dataclass(frozen=True)
 class Table:
-    """One file. `lines`: of JSON, the line of each row; None: rows are counted from 1."""
+    """Rows of one file, one after the other.
+
+    Attributes:
+        name: of the file, for messages. label: as short as tells it from the others at the path, for uids.
+        rows: in Arrow, or one JSON object each.
+        lines: of JSON, the line of each row; None: rows are counted, and `first` of the file come before these.
+    """
 
     name: str
+    label: str
     rows: pyarrow.Table | Sequence[bytes]
     lines: Sequence[int] | None = None
+    first: int = 0
 
     def __len__(self) -> int:
         return len(self.rows)
 
+    def number(self, index: int) -> int:
+        """Of the row in its file as a person counts: its line, or 1 for the first row."""
+        return self.first + index + 1 if self.lines is None else self.lines[index]
+
     def place(self, index: int) -> str:
         """Where the row stands, for messages: file, line or row."""
-        return f"{self.name}, row {index + 1}" if self.lines is None else f"{self.name}, line {self.lines[index]}"
+        return f"{self.name}, {'row' if self.lines is None else 'line'} {self.number(index)}"
 
     def uid(self, index: int) -> str:
         """File and row, short."""
-        return f"{PurePosixPath(self.name).name}:{index + 1 if self.lines is None else self.lines[index]}"
+        return f"{self.label}:{self.number(index)}"
+
+    def part(self, start: int, count: int) -> Table:
+        """At most `count` rows from number `start` on."""
+        end = min(len(self), start + count)
+        rows = self.rows.slice(start, end - start) if isinstance(self.rows, pyarrow.Table) else self.rows[start:end]
+        return replace(self, rows=rows, lines=self.lines and self.lines[start:end], first=self.first + start)
 
     def row(self, index: int) -> dict[str, Any]:
         """
@@ -56,12 +77,20 @@ class Table:
             return dict(row)
         return parse_line(self.rows[index], self.place(index))
 
+    def each(self) -> Iterator[dict[str, Any]]:
+        """Every row; as `row`, and faster."""
+        if isinstance(self.rows, pyarrow.Table):
+            for batch in self.rows.to_batches(max_chunksize=_AT_ONCE):
+                yield from batch.to_pylist()
+        else:
+            yield from (self.row(index) for index in range(len(self)))
+
 
 class Rows:
     """The rows of all files at a path, in the order of their names."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
-        self._tables = tables
+        self.tables = tables
         self._ends = list(itertools.accumulate(len(table) for table in tables))
 
     def __len__(self) -> int:
@@ -70,7 +99,7 @@ class Rows:
     def find(self, index: int) -> tuple[Table, int]:
         """The table of a row, and its number there."""
         number = bisect.bisect_right(self._ends, index)
-        return self._tables[number], index - (self._ends[number - 1] if number else 0)
+        return self.tables[number], index - (self._ends[number - 1] if number else 0)
 
     @classmethod
     def read(cls, path: str, field: str) -> Rows:
@@ -81,20 +110,31 @@ class Rows:
         Raises:
             ConfigError: nothing there, a damaged file, or no rows.
         """
-        try:
-            tables = [_saved(path)] if _is_saved(path) else [_table(name) for name in files(path, field)]
-        except ConfigError:
-            raise
-        except (OSError, ValueError, ImportError, pyarrow.ArrowException) as error:
-            raise ConfigError(f"{field}: cannot read {path}: {str(error) or type(error).__name__}") from None
+        with reading(path, field):
+            tables = [read_table(name, label) for name, label in files(path, field)]
         rows = cls([table for table in tables if len(table)])
         if not len(rows):
             raise ConfigError(f"{field}: {path} is empty: no rows to read")
         return rows
 
 
-def files(path: str, field: str) -> list[str]:
-    """The files that a path means: itself, those of a glob, or those below a folder; sorted.
+@contextmanager
+def reading(path: str, field: str) -> Iterator[None]:
+    """
+    Raises:
+        ConfigError: what storage and file formats raise within; names the field and the path.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (OSError, ValueError, ImportError, RecursionError, pyarrow.ArrowException) as error:
+        raise ConfigError(f"{field}: cannot read {path}: {str(error) or type(error).__name__}") from None
+
+
+def files(path: str, field: str) -> list[tuple[str, str]]:
+    """The files that a path means, and a short name of each: itself, those of a glob, or those below a folder; sorted. A folder that
+    save_to_disk wrote counts as a file.
 
     Raises:
         ConfigError: there is none.
@@ -102,8 +142,13 @@ def files(path: str, field: str) -> list[str]:
     system, root = fsspec.core.url_to_fs(path)
     if any(mark in root for mark in "*?["):
         found = system.glob(root)
+    elif system.exists(f"{root.rstrip('/')}/{_SAVED}"):
+        return [(path, PurePosixPath(path).name)]
+    elif system.exists(f"{root.rstrip('/')}/{_SAVED_SPLITS}"):
+        raise ConfigError(f"{field}: {path} holds several splits: name the folder of one, for example {path.rstrip('/')}/train")
     elif system.isdir(root):
         found = [name for name in system.find(root) if not any(part.startswith((".", "_")) for part in name[len(root) :].split("/"))]
+        found = [name for name in found if PurePosixPath(name).name not in _NO_ROWS]
     else:
         found = [root] if system.exists(root) else []
         if not found:
@@ -112,7 +157,16 @@ def files(path: str, field: str) -> list[str]:
     if not wanted:
         raise ConfigError(f"{field}: {path}: no file that ends in {', '.join(_SUFFIXES)}")
     protocol = path.partition("://")[0] + "://" if "://" in path else ""
-    return [f"{protocol}{name}" if protocol and "://" not in name else name for name in wanted]
+    named = [f"{protocol}{name}" if protocol and "://" not in name else name for name in wanted]
+    return list(zip(named, _labels(wanted), strict=True))
+
+
+def _labels(names: Sequence[str]) -> list[str]:
+    """What tells them apart: each without the folders that all are in."""
+    parts = [name.split("/") for name in names]
+    folders = [part[:-1] for part in parts]
+    common = sum(1 for _ in itertools.takewhile(lambda same: len(set(same)) == 1, zip(*folders, strict=False)))
+    return ["/".join(part[common:]) for part in parts]
 
 
 def parse_line(line: bytes, place: str) -> dict[str, Any]:
@@ -141,33 +195,30 @@ def json_lines(lines: Iterable[bytes], before: int = 0) -> Iterator[tuple[int, b
             yield number, text
 
 
-def _table(name: str) -> Table:
+def read_table(name: str, label: str) -> Table:
+    """All rows of a file, or of a folder that save_to_disk wrote; those stay on disk, mapped into memory."""
+    if PurePosixPath(name).suffix not in _SUFFIXES:
+        import datasets  # a second, for those who need it
+
+        return Table(name, label, datasets.load_from_disk(name).with_format("arrow")[:])
     with fsspec.open(name, "rb") as file:
         if PurePosixPath(name).suffix == ".parquet":
-            return Table(name, parquet.read_table(file))
+            return Table(name, label, parquet.read_table(file))
         if PurePosixPath(name).suffix == ".json":
-            return _json_document(name, file.read())
-        found = list(json_lines(file))
-    return Table(name, [line for _, line in found], [number for number, _ in found])
+            return _json_document(name, label, file.read())
+        return of_lines(name, label, json_lines(file))
 
 
-def _json_document(name: str, content: bytes) -> Table:
+def of_lines(name: str, label: str, lines: Iterable[tuple[int, bytes]]) -> Table:
+    """From (line number, line)."""
+    found = list(lines)
+    return Table(name, label, [line for _, line in found], [number for number, _ in found])
+
+
+def _json_document(name: str, label: str, content: bytes) -> Table:
     try:
         rows = json.loads(content.removeprefix(codecs.BOM_UTF8))
-    except ValueError:  # lines after all, as many tools write them
-        found = list(json_lines(io.BytesIO(content)))
-        return Table(name, [line for _, line in found], [number for number, _ in found])
+    except (ValueError, RecursionError):  # lines after all, as many tools write them
+        return of_lines(name, label, json_lines(io.BytesIO(content)))
     rows = rows if isinstance(rows, list) else [rows]
-    return Table(name, [json.dumps(row).encode() for row in rows])
-
-
-def _is_saved(path: str) -> bool:
-    system, root = fsspec.core.url_to_fs(path)
-    return bool(system.exists(f"{root.rstrip('/')}/{_SAVED}"))
-
-
-def _saved(path: str) -> Table:
-    import datasets  # a second, for those who need it
-
-    found = datasets.load_from_disk(path)
-    return Table(path, found.with_format("arrow")[:])
+    return Table(name, label, [json.dumps(row).encode() for row in rows])

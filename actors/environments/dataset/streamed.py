@@ -1,24 +1,115 @@
-"""A data set that is read as it is drawn from, through `datasets`: for what memory cannot hold.
+"""A data set that is read as it is drawn from: for what memory cannot hold.
 
-files ──► IterableDataset.shuffle(seed, buffer) ──► next_train(): held-out and repeated prompts are passed over, epoch after epoch
+files in the epoch's order ──► blocks of `shuffle_buffer` rows, each shuffled ──► next_train(): held-out prompts are passed over
+
+Where a stream stands is the beginning of its block and a place in it: a resumed run draws exactly what the first would have drawn. The
+streams of `datasets` serve less here: resumed, they lose the rows of the shuffle buffer; their row numbers change with the order of the
+files; and their JSON reader makes dates of text that looks like one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
 from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow.parquet as parquet
 
 from actors.environments.base import Environment, Problem, Split
 from actors.environments.dataset.problems import problem, prompt_digest
-from actors.environments.dataset.rows import Rows, files
+from actors.environments.dataset.rows import Rows, Table, files, json_lines, of_lines, read_table, reading
 from configs.base import ConfigError
 from configs.environment import FieldsConfig
 
-_ROW = "__row__"
+
+@dataclass(frozen=True)
+class Position:
+    """Of the next row to read. `file`: in the epoch's order. `row`: rows (of JSON, lines) of that file before it. `byte`: of JSON lines."""
+
+    file: int = 0
+    row: int = 0
+    byte: int = 0
+
+
+class BlockReader:
+    """Reads on from any position. Holds one row group of one Parquet file at a time; of a .json document, the whole."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._kept: tuple[tuple[str, int], Table] | None = None
+        with reading(path, "environment.path"):
+            self.files = files(path, "environment.path")
+
+    def read(self, order: list[int], position: Position, count: int) -> tuple[Rows, Position]:
+        """The next `count` rows, fewer only at the end of the last file, and where they end.
+
+        Args:
+            order: of the files.
+
+        Raises:
+            ConfigError: a file that cannot be read.
+        """
+        tables: list[Table] = []
+        while count and position.file < len(order):
+            name, label = self.files[order[position.file]]
+            with reading(name, "environment.path"):
+                table, position = self._part(name, label, position, count)
+            if len(table):
+                tables.append(table)
+            count -= len(table)
+        return Rows(tables), position
+
+    def _part(self, name: str, label: str, position: Position, count: int) -> tuple[Table, Position]:
+        if PurePosixPath(name).suffix == ".jsonl":
+            return _lines(name, label, position, count)
+        whole = self._group(name, label, position.row) if PurePosixPath(name).suffix == ".parquet" else self._whole(name, label)
+        if whole is None or position.row >= whole.first + len(whole):
+            return Table(name, label, []), Position(position.file + 1)
+        part = whole.part(position.row - whole.first, count)
+        return part, Position(position.file, position.row + len(part))
+
+    def _whole(self, name: str, label: str) -> Table:
+        if self._kept is None or self._kept[0] != (name, 0):
+            self._kept = (name, 0), read_table(name, label)
+        return self._kept[1]
+
+    def _group(self, name: str, label: str, row: int) -> Table | None:
+        """The row group that has row number `row`; None: the file ends before it."""
+        if self._kept is not None and self._kept[0][0] == name and 0 <= row - self._kept[1].first < len(self._kept[1]):
+            return self._kept[1]
+        with fsspec.open(name, "rb") as opened:
+            file = parquet.ParquetFile(opened)
+            first = 0
+            for group in range(file.num_row_groups):
+                rows = file.metadata.row_group(group).num_rows
+                if row < first + rows:
+                    self._kept = (name, group), Table(name, label, file.read_row_group(group), first=first)
+                    return self._kept[1]
+                first += rows
+        return None
+
+
+def _lines(name: str, label: str, position: Position, count: int) -> tuple[Table, Position]:
+    found: list[tuple[int, bytes]] = []
+    with fsspec.open(name, "rb") as file:
+        file.seek(position.byte)
+        for number, line in json_lines(file, before=position.row):
+            found.append((number, line))
+            if len(found) == count:
+                return of_lines(name, label, found), Position(position.file, number, file.tell())
+    return of_lines(name, label, found), Position(position.file + 1)
 
 
 class StreamedDataset(Environment):
-    """Rows in the order of a shuffle buffer; a row's number is that within its epoch's file order.
+    """Every epoch has the files in another order, and the rows of each block in another. Repeated prompts are not looked for: what was seen
+    would have to be held in memory.
+
+    Args:
+        shuffle_buffer: rows of a block.
 
     Raises:
         ConfigError: as `DatasetEnvironment`; of training rows, when they are drawn.
@@ -27,14 +118,15 @@ class StreamedDataset(Environment):
     def __init__(
         self, *, path: str, validation_path: str, validation_size: int, fields: FieldsConfig, seed: int, shuffle_buffer: int
     ) -> None:
-        self._fields, self._path, self._seed = fields, path, seed
+        self._fields, self._path, self._seed, self._size = fields, path, seed, shuffle_buffer
         rows = Rows.read(validation_path, "environment.validation_path")
-        self._validation = [_read(rows, index, fields) for index in range(min(validation_size, len(rows)))]
+        self._validation = [self._read(rows, index) for index in range(min(validation_size, len(rows)))]
         self._held_out = {prompt_digest(one) for one in self._validation}
+        self._reader = BlockReader(path)
+        labels = "\n".join(label for _, label in self._reader.files)
+        self._files = hashlib.sha256(labels.encode()).hexdigest()
         self._passed = 0
-        self._data = _open(path).shuffle(seed=seed, buffer_size=shuffle_buffer)
-        self._epoch = 0
-        self._rows: Iterator[dict[str, Any]] = iter(self._data)
+        self._load(0, 0, Position())
 
     def size(self, split: Split) -> int:
         """Of training rows it is not known before they are read: 1 stands for "not empty"."""
@@ -42,9 +134,14 @@ class StreamedDataset(Environment):
 
     def problem(self, split: Split, index: int) -> Problem:
         """Validation problems; of training ones the first row alone, which shows what the rows are like."""
-        if split == "train":
-            return self._problem(next(iter(_open(self._path))))
-        return self._validation[index]
+        if not 0 <= index < self.size(split):
+            raise IndexError(f"{split} problem {index} of {self.size(split)}")
+        if split == "validation":
+            return self._validation[index]
+        first, _ = self._reader.read(list(range(len(self._reader.files))), Position(), 1)
+        if not len(first):
+            raise ConfigError(f"environment.path: {self._path} is empty: no rows to read")
+        return self._read(first, 0)
 
     def next_train(self) -> Problem:
         """The next training problem that is not held out.
@@ -54,18 +151,19 @@ class StreamedDataset(Environment):
         """
         fresh = False
         while True:
-            row = next(self._rows, None)
-            if row is None:
-                if fresh:
-                    raise ConfigError(f"environment.path: {self._path} has no row that is not held out: nothing to train on")
-                self._epoch, fresh = self._epoch + 1, True
-                self._data.set_epoch(self._epoch)
-                self._rows = iter(self._data)
-                continue
-            found = self._problem(row)
-            if prompt_digest(found) not in self._held_out:
-                return found
-            self._passed += 1
+            if self._drawn < len(self._block):
+                found = self._read(self._block, int(self._shuffled[self._drawn]))
+                self._drawn += 1
+                if prompt_digest(found) not in self._held_out:
+                    return found
+                self._passed += 1
+            elif self._end.file < len(self._order):
+                self._load(self._epoch, self._number + 1, self._end)
+            elif fresh:
+                raise ConfigError(f"environment.path: {self._path} has no row that is not held out: nothing to train on")
+            else:
+                fresh = True
+                self._load(self._epoch + 1, 0, Position())
 
     def counts(self) -> dict[str, int]:
         """Rows passed over so far because they are held out."""
@@ -73,32 +171,36 @@ class StreamedDataset(Environment):
 
     def stream_state(self) -> dict[str, Any]:
         """Where it stands; JSON."""
-        return {"epoch": self._epoch, "passed": self._passed, "rows": self._data.state_dict()}
+        return {
+            "files": self._files,
+            "shuffle_buffer": self._size,
+            "epoch": self._epoch,
+            "block": self._number,
+            "begins": asdict(self._begin),
+            "drawn": self._drawn,
+            "passed": self._passed,
+        }
 
     def restore_stream(self, state: Mapping[str, Any]) -> None:
-        """Go on where the state was taken. Rows that were in the shuffle buffer then are lost to this epoch (a limit of `datasets`)."""
-        self._epoch, self._passed = state["epoch"], state["passed"]
-        self._data.set_epoch(self._epoch)
-        self._data.load_state_dict(state["rows"])
-        self._rows = iter(self._data)
+        """Go on with the problem after the last one that was drawn when the state was taken.
 
-    def _problem(self, row: dict[str, Any]) -> Problem:
-        number = row.pop(_ROW)
-        return problem(row, self._fields, uid=f"row:{number + 1}", place=f"{self._path}, row {number + 1}")
+        Raises:
+            ConfigError: the files at the path have other names now, or the blocks another size.
+        """
+        if (state["files"], state["shuffle_buffer"]) != (self._files, self._size):
+            raise ConfigError(
+                f"environment.path: the run to resume read other files than those at {self._path}, or with another shuffle_buffer: "
+                "resume with the data and the setting that it began with"
+            )
+        self._passed = state["passed"]
+        self._load(state["epoch"], state["block"], Position(**state["begins"]), state["drawn"])
 
+    def _load(self, epoch: int, number: int, begin: Position, drawn: int = 0) -> None:
+        self._epoch, self._number, self._begin, self._drawn = epoch, number, begin, drawn
+        self._order = np.random.default_rng((self._seed, epoch)).permutation(len(self._reader.files)).tolist()
+        self._block, self._end = self._reader.read(self._order, begin, self._size)
+        self._shuffled = np.random.default_rng((self._seed, epoch, number)).permutation(len(self._block))
 
-def _read(rows: Rows, index: int, fields: FieldsConfig) -> Problem:
-    table, number = rows.find(index)
-    return problem(table.row(number), fields, uid=table.uid(number), place=table.place(number))
-
-
-def _open(path: str) -> Any:
-    import datasets
-
-    names = files(path, "environment.path")
-    kind = "parquet" if names[0].endswith(".parquet") else "json"
-    try:
-        rows = datasets.load_dataset(kind, data_files={"train": names}, split="train", streaming=True)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise ConfigError(f"environment.path: cannot read {path}: {error}") from None
-    return rows.map(lambda row, number: {**row, _ROW: number}, with_indices=True)
+    def _read(self, rows: Rows, index: int) -> Problem:
+        table, number = rows.find(index)
+        return problem(table.row(number), self._fields, uid=table.uid(number), place=table.place(number))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from actors.environments.base import Environment
 from actors.environments.rewards.base import Reward
 from configs import rewards as configured
+from configs.base import ConfigError
 
 _ROOM = "actors.environments.rewards"
 _MODULES = {
@@ -72,4 +73,4 @@ def _build(reward: configured.AnyReward, max_new_tokens: int, environment: Envir
             from actors.environments.rewards.environment import EnvironmentReward
 
             return EnvironmentReward(environment)
-    raise ValueError(f"rewards.{reward.label}: kind {reward.kind!r} cannot be computed here")
+    raise ConfigError(f"rewards.{reward.label}: kind {reward.kind!r} needs an environment with a `score`; choose another kind")

@@ -6,6 +6,7 @@ that is killed at its deadline, and has neither the run's secrets nor a network.
 
 from __future__ import annotations
 
+import dis
 import os
 import sys
 from collections.abc import Iterator
@@ -20,9 +21,11 @@ _REFUSED = (
 _HARMLESS = ("os.listdir", "os.scandir", "os.fspath", "os.walk")  # imports use them
 # Names by which a formula could reach the verifier itself, and change it for the responses that come after.
 _INSIDES = {
-    "breakpoint", "compile", "delattr", "eval", "exec",
-    "exit", "getattr", "globals", "help", "input", "locals", "open", "quit", "setattr", "vars",
+    "breakpoint", "compile", "delattr", "eval", "exec", "exit", "getattr", "globals", "help", "init_session", "input", "lambdify", "locals",
+    "open", "quit", "setattr", "vars",
 }  # fmt: skip
+# sympy's own ways to make code of a text. No name ("") has the space in which a formula is evaluated: a formula that evaluates another.
+_MAKERS = ("sympy.utilities.lambdify", "sympy.plotting")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 _active = 0
@@ -34,7 +37,7 @@ def guarded() -> Iterator[None]:
     """Inside the block, whatever Python announces to its audit hooks and is dangerous raises PermissionError.
 
     Raises:
-        RuntimeError: the block raised SystemExit, as `exit()` in a response does.
+        RuntimeError: in place of SystemExit, as of `exit()` in a response, and of whatever else is no Exception but KeyboardInterrupt.
     """
     global _active, _installed
     if not _installed:
@@ -45,6 +48,10 @@ def guarded() -> Iterator[None]:
         yield
     except SystemExit as error:
         raise RuntimeError(f"the verifier called exit({error.code!r})") from None
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # noqa: BLE001  (GeneratorExit, or a class of somebody's own)
+        raise RuntimeError(f"the verifier raised {type(error).__name__}") from None
     finally:
         _active -= 1
 
@@ -64,19 +71,30 @@ def _look(event: str, arguments: tuple[Any, ...]) -> None:
 
 def _look_at_code(code: CodeType, evaluated_by: str) -> None:
     # reasoning_gym's own verifiers evaluate lists of literals, among their local names: the right answer is one of them. sympy evaluates
-    # formulas, which name its functions. Who else executes code here is importing something.
+    # formulas, which name its functions, but no attributes: a generator's lead to every frame. Who else executes code here is importing
+    # something.
     if evaluated_by.startswith("reasoning_gym.") and code.co_filename == "<string>":
-        refused = set(_names(code))
+        refused = _names(code)
     elif evaluated_by == "sympy.parsing.sympy_parser":
-        refused = {name for name in _names(code) if name.startswith("_") or name in _INSIDES}
+        refused = _attributes(code) | {name for name in _names(code) if name.startswith("_") or name in _INSIDES}
+    elif not evaluated_by or evaluated_by.startswith(_MAKERS):
+        raise PermissionError("a response must not have code made of a text")
     else:
         return
     if refused:
         raise PermissionError(f"a response must not name {min(refused)}")
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
+def _names(code: CodeType) -> set[str]:
+    return {name for part in _parts(code) for name in part.co_names}
+
+
+def _attributes(code: CodeType) -> set[str]:
+    return {str(step.argval) for part in _parts(code) for step in dis.get_instructions(part) if step.opname.endswith("_ATTR")}
+
+
+def _parts(code: CodeType) -> Iterator[CodeType]:
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names(constant)
+            yield from _parts(constant)

@@ -1,6 +1,7 @@
 r"""Answers that are equal as mathematics, by math-verify.
 
-    response ──► final answer: the last \boxed{..}, else the last "#### ..", else what "answer is" says, else the end of the text
+    response ──► final answer: the last \boxed{..}, else the last <answer>..</answer>, else the last "#### ..", else what
+                 "answer is" says, else the last formula or number of the last 600 characters
     gold ──────► its one answer, without delimiters ──► both in the same plain form ──► equal as text, or by math-verify
 
 Only the final answer is parsed: a long chain of thought costs no more than its last lines. math-verify's own time-outs are off, because
@@ -10,12 +11,14 @@ they cannot interrupt sympy's arithmetic: the process that this runs in is kille
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections import deque
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+from math_verify import LatexExtractionConfig, parse, verify
 
 from actors.environments.base import Problem
 from actors.environments.rewards.base import Response, Reward, corrupt
@@ -27,12 +30,16 @@ _LONGEST = 2000  # characters of an answer; a longer one is no answer
 _PARSED = 500  # characters of a formula that is parsed
 _CACHED = 4096
 
+# math-verify takes c, h or ab after a number for units: of 2ab it leaves 2. `split_unit` does it here.
+_LATEX = LatexExtractionConfig()
+_LATEX = replace(_LATEX, normalization_config=replace(_LATEX.normalization_config, units=False))
+
 _MARK = re.compile(r"\\f?boxed\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _GSM = re.compile(r"^\s*####\s*(.+?)\s*$", re.MULTILINE)
 _SAYS = re.compile(r"answer(?:\s+is|\s*=|:)\s*:?[ \t]*(?=\S)", re.IGNORECASE)
 _SENTENCE = re.compile(r"\.(?=\s|$)|\n|,?\s(?:because|since|as)\s|;")
-_DELIMITED = re.compile(r"\$\$(.+?)\$\$|\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_DELIMITED = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$([^$]+)\$(?!\d)|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 
 _SPACING = re.compile(r"(?<!\\)\\[,;:! ]|\\quad|\\qquad|~")
 _GROUPED = re.compile(r"(?<![\d.,])(\d{1,3})((?:,\d{3})+)(?![\d,])")
@@ -42,10 +49,32 @@ _FUNCTION = re.compile(r"(?<![\\A-Za-z])(sin|cos|tan|cot|sec|csc|arcsin|arccos|a
 _ROOT = re.compile(r"(?<![\\A-Za-z])sqrt\s*\(([^()]*)\)")
 _DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|°|\\degree\b|\s+degrees?$")
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf|operatorname|mbox)\s*\{([^{}]*)\}")
-_UNIT = re.compile(r"^([-+]?[\d.]+(?:/[\d.]+)?|[-+]?\\d?frac\{\d+\}\{\d+\})\s*([A-Za-zµ€£][A-Za-zµ /]*(?:\^\{?\d\}?)?)$")
-_LEFT_SIDE = re.compile(r"^\s*(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?\s*=\s*(?=[^=]+$)")
+_SPACE = re.compile(r" (?!\d)|(?<!\d) ")
+_MIXED = re.compile(r"(?<![\d.,/])(\d+) (\d+)/(\d+)(?![\d/])")
+_EMPHASIS = re.compile(r"(?<![\w)\]])\*\*|\*\*(?![\w(])")  # not Python's power, as in 2**3
+_LEFT_SIDE = re.compile(r"^\s*((?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?)(\([a-z]\))?\s*=\s*(?=[^=]+$)")
+
+_NUMBER = r"[-+]?\\?[$€£]?(?:[\d.,]*\d(?:/\d+)?|\\[dt]?frac\{\d+\}\{\d+\})"
+_SHORT_UNIT = r"(?:[cmkdn]m|[mk]g|m[lL]|ft|lbs?|oz|hrs?|mi|mph|[kM]?Hz|m/s)"
+# A letter after a number is a variable, unless it is in \text: 5 m is five times m, and 2ab no number of abs.
+_BARE_UNIT = re.compile(
+    rf"((?:.*=\s*)?{_NUMBER})\s*((?:{_SHORT_UNIT}(?![A-Za-z])|(?<=\s)[A-Za-zµ]{{3,}})(?:[ /]+[A-Za-zµ]+)*)((?:\^\{{?\d\}}?)?)\.?"
+)
+_TEXT_UNIT = re.compile(r"(.*[\w})!%])\s*\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{\s*([^{}]*?)\s*\}((?:\^\{?\d\}?)?)\.?", re.DOTALL)
+_BASE = re.compile(r"(\d[\dA-F]*)(_\{?\d+\}?)()")
+_NO_UNIT = re.compile(
+    r"\b(?:or|and|not|to|more|less|than|most|least|if|mod|sin|cos|tan|cot|sec|csc|arc\w+|log|ln|exp|sqrt|pi|infty|theta|alpha|beta)\b"
+)
+_UNIT_NAMES = {
+    "centimeter": "cm", "centimetre": "cm", "millimeter": "mm", "kilometer": "km", "meter": "m", "metre": "m", "feet": "ft", "foot": "ft",
+    "kilogram": "kg", "gram": "g", "pound": "lb", "hour": "h", "hr": "h", "minute": "min", "second": "s", "sec": "s", "inches": "inch",
+}  # fmt: skip
 _WORDS = re.compile(r"[^\W\d_][\w'’-]*(?:[ ,/-]+[\w'’-]+)*[.!?]?")
 _CLOCK = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?(?:\s*[ap]\.?m\.?)?", re.IGNORECASE)
+_OPERATOR = re.compile(r"[-+*/^×÷·]|or|and")
+_LISTED = re.compile(r"\(?[-+]?[$€£]?[\d.,/]*\d[,;]?")  # a number before the last one
+_JOINED = re.compile(r"[\s$\\)]*?(,?\s*\b(?:or|and)\b|,|;)[\s$\\(]*")
+_BETWEEN = 24  # characters between two answers that are joined
 _HEDGE = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])|\\text\s*\{\s*or\s*\}|\\lor", re.IGNORECASE)
 
 
@@ -66,12 +95,12 @@ class MathReward(Reward):
             raise ValueError(f"the answer {problem.answer[:60]!r} is neither mathematics that math-verify can read, nor words")
 
     def reference(self, problem: Problem) -> str:
-        return rf"\boxed{{{undelimited(problem.answer)}}}"
+        return rf"\boxed{{{gold_text(problem.answer)}}}"
 
     def corrupted(self, problem: Problem) -> str | None:
-        """None for a formula without a number: turned round, it may be equal to itself."""
-        answer = undelimited(problem.answer)
-        if not _Answer.of_gold(problem.answer).is_text and not any(character.isdigit() for character in answer):
+        """None for a formula without a number: turned round, it may be equal to itself; and for a binomial, as 5 over 2 is 5 over 3."""
+        answer = gold_text(problem.answer)
+        if r"\binom" in answer or (not _Answer.of_gold(problem.answer).is_text and not any(character.isdigit() for character in answer)):
             return None
         return rf"\boxed{{{corrupt(answer)}}}"
 
@@ -80,15 +109,16 @@ class _Answer:
     """One answer in plain form, and what it is.
 
     Attributes:
-        plain: see `plain_form`. unit: after a number, in lower case, without a plural's s.
+        whole: see `plain_form`. left: x of x = 5. plain: the whole without this left side. unit: see `split_unit`.
         is_text: words or a time of day, which are compared as text alone.
     """
 
     def __init__(self, text: str) -> None:
-        self.plain = plain_form(text)
-        self.unit = ""
-        if found := _UNIT.match(self.plain):
-            self.plain, self.unit = found[1], found[2].strip().casefold().removesuffix("s")
+        value, self.unit = split_unit(text)
+        self.whole = plain_form(value)
+        left = _LEFT_SIDE.match(self.whole)
+        self.left = "" if left is None or left[2] else left[1]
+        self.plain = self.whole if left is None else self.whole[left.end() :]
         bare = self.plain.strip("()")
         self.is_text = bool(_CLOCK.fullmatch(bare) or (_WORDS.fullmatch(bare) and not _is_formula(bare)))
         self._parsed: list[Any] | None = None
@@ -97,14 +127,18 @@ class _Answer:
     @lru_cache(maxsize=_CACHED)
     def of_gold(gold: str) -> _Answer:
         """Of the data; parsed once however many responses there are."""
-        return _Answer(undelimited(gold))
+        return _Answer(gold_text(gold))
+
+    @property
+    def compact(self) -> str:
+        """Value and unit without spaces, but for those between digits: 5 m and 5\\text{m} are the same."""
+        return _SPACE.sub("", self.plain + self.unit)
 
     @property
     def parsed(self) -> list[Any]:
         """What math-verify reads; empty: nothing."""
         if self._parsed is None:
-            too_long = not self.plain or len(self.plain) > _PARSED
-            self._parsed = [] if too_long else _expressions(f"${self.plain}$")
+            self._parsed = _expressions(self.plain)
         return self._parsed
 
     @property
@@ -112,13 +146,24 @@ class _Answer:
         return " ".join(self.plain.strip("()").rstrip(".!?").casefold().split())
 
 
+def gold_text(gold: str) -> str:
+    """The answer of the data alone, which may be a whole solution, as in GSM8K's and MATH's own columns."""
+    named = final_answer(gold)
+    return undelimited(gold) if named is None else named
+
+
 def final_answer(text: str) -> str | None:
     r"""What the response calls its answer, without delimiters; None: it says nowhere which it is.
 
-    The last \boxed{..} counts, else the last "#### .." line, else the sentence after the last "answer is".
+    The last \boxed{..} counts (with those that "or", "and" or a comma join to it), else the last <answer>..</answer>, else the last
+    "#### .." line, else the sentence after the last "answer is".
     """
     if (boxed := last_boxed(text)) is not None:
         return undelimited(boxed)
+    opened = text.rfind("<answer>")
+    if opened >= 0 and (closed := text.find("</answer>", opened)) >= 0:
+        return undelimited(text[opened + len("<answer>") : closed])
+    text = _EMPHASIS.sub("", text)
     lines = _GSM.findall(text)
     if lines:
         return undelimited(lines[-1])
@@ -132,14 +177,33 @@ def final_answer(text: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last \boxed{..} or \fbox{..} whose braces are balanced; None: there is none. Linear in the text."""
-    marks = list(_MARK.finditer(text))
-    for mark in reversed(marks[-8:]):  # the very last may be cut off
-        depth = 1
-        for brace in _BRACE.finditer(text, mark.end(), mark.end() + _LONGEST):
-            depth += {"{": 1, "}": -1}.get(brace.group(), 0)
-            if depth == 0:
-                return text[mark.end() : brace.start()]
+    r"""The content of the last \boxed{..} or \fbox{..} whose braces are balanced; None: there is none. Linear in the text.
+
+    Joined ones are one answer: `\boxed{1} or \boxed{2}` is `1 or 2`.
+    """
+    answer, begin = None, len(text)
+    for mark in reversed(list(_MARK.finditer(text))[-8:]):  # the very last may be cut off
+        end = _closing(text, mark.end())
+        if end is None:
+            continue
+        content = text[mark.end() : end]
+        if answer is None:
+            answer, begin = content, mark.start()
+        elif end < begin:
+            between = _JOINED.fullmatch(text[end + 1 : begin]) if begin - end < _BETWEEN else None
+            if between is None:
+                break
+            answer, begin = f"{content} {between[1].strip()} {answer}", mark.start()
+    return answer
+
+
+def _closing(text: str, start: int) -> int | None:
+    """Where the brace that was opened before `start` is closed."""
+    depth = 1
+    for brace in _BRACE.finditer(text, start, start + _LONGEST):
+        depth += {"{": 1, "}": -1}.get(brace.group(), 0)
+        if depth == 0:
+            return brace.start()
     return None
 
 
@@ -150,8 +214,8 @@ def undelimited(text: str) -> str:
         inner = text
         if text.startswith("####"):
             inner = text.removeprefix("####")
-        elif (mark := _MARK.match(text)) and (boxed := last_boxed(text)) is not None and mark.end() + len(boxed) + 1 == len(text):
-            inner = boxed
+        elif (mark := _MARK.match(text)) and _closing(text, mark.end()) == len(text) - 1:
+            inner = text[mark.end() : -1]
         elif found := _DELIMITED.fullmatch(text.removesuffix(".")):
             inner = next(group for group in found.groups() if group is not None)
         if inner == text:
@@ -174,7 +238,19 @@ def plain_form(text: str) -> str:
     text = _SCIENTIFIC.sub(r"\1 \\cdot 10^{\2}", text)
     text = _ROOT.sub(r"\\sqrt{\1}", text)
     text = _FUNCTION.sub(r"\\\1 ", text)
-    return " ".join(_LEFT_SIDE.sub("", text).split())
+    text = _MIXED.sub(r"\1\\frac{\2}{\3}", text)
+    return " ".join(text.split())
+
+
+def split_unit(text: str) -> tuple[str, str]:
+    """A value, and the unit after it under one name: `5 cm`, `12\\pi\\text{ cm}^2`; the base of `1000_2` counts as one. None: ''."""
+    text = _SPACING.sub(" ", text).strip()
+    found = _TEXT_UNIT.fullmatch(text) or _BARE_UNIT.fullmatch(text) or _BASE.fullmatch(text)
+    if not found or _NO_UNIT.search(found[2].casefold()):
+        return text, ""
+    words = [word.removesuffix("s") if len(word) > 3 else word for word in found[2].casefold().split()]
+    unit = " ".join(_UNIT_NAMES.get(word, word) for word in words) + found[3]
+    return found[1], unit.replace("{", "").replace("}", "")
 
 
 def _equal(gold: _Answer, answer: str | None, said: str) -> bool:
@@ -185,36 +261,85 @@ def _equal(gold: _Answer, answer: str | None, said: str) -> bool:
         return False
     if gold.is_text or given.is_text:
         return gold.words == given.words
+    if gold.compact == given.compact:
+        return gold.left == given.left or not (gold.left and given.left)
     if gold.unit and given.unit and gold.unit != given.unit:
         return False
-    if gold.plain == given.plain:
-        return True
-    hedges = _HEDGE.search(given.plain) and not _HEDGE.search(gold.plain)
-    return not hedges and bool(gold.parsed) and bool(given.parsed) and verify(gold.parsed, given.parsed, timeout_seconds=None)
+    if _HEDGE.search(given.plain) and not (_HEDGE.search(gold.plain) or "," in gold.plain):
+        return False
+    if gold.left and gold.left != given.left and "=" in given.whole:
+        return _verified(_expressions(gold.whole), _expressions(given.whole))
+    *sides, last = (side.strip() for side in given.whole.split("="))
+    if any(re.fullmatch(_NUMBER, side) and not _verified(_expressions(side), _expressions(last)) for side in sides):
+        return False  # of 4 = 5, math-verify takes the 5
+    return _verified(gold.parsed, given.parsed)
+
+
+def _verified(gold: list[Any], given: list[Any]) -> bool:
+    """math-verify compares decimals to 6 places: of a small number that would be nothing, so 6 significant digits are asked for."""
+    if not gold or not given:
+        return False
+    places = 6
+    if getattr(gold[0], "is_Number", False) and gold[0].is_finite and 0 < abs(gold[0]) < 1:
+        places += min(300, -math.floor(math.log10(abs(gold[0]))) - 1)
+    return bool(verify(gold, given, float_rounding=places, timeout_seconds=None))
 
 
 def _said_at_the_end(gold: _Answer, said: str) -> bool:
     """The response names no answer: it is all an answer, or its last formula or number is."""
     if len(said) <= _LONGEST:
-        whole = _Answer(undelimited(said))
-        if gold.is_text or whole.plain == gold.plain:
+        whole = _Answer(undelimited(_EMPHASIS.sub("", said)))
+        if gold.is_text or (whole.plain == gold.plain and whole.unit == gold.unit and whole.left == gold.left):
             return gold.words == whole.words
     elif gold.is_text:
         return False
-    tail = said[-_TAIL:]
+    answer = last_expression(_EMPHASIS.sub("", said[-_TAIL:]))
+    return answer is not None and _equal(gold, answer, said)
+
+
+def last_expression(tail: str) -> str | None:
+    """The last formula, or a later number with the operators and numbers before it; those that are joined to it are one answer."""
     formulas = list(_DELIMITED.finditer(tail))
-    if formulas:
-        return _equal(gold, undelimited(formulas[-1].group()), said)
-    given = parse(plain_form(tail), extraction_config=[ExprExtractionConfig()], parsing_timeout=None)
-    return bool(gold.parsed) and bool(given) and verify(gold.parsed, given, timeout_seconds=None)
+    rest = tail[formulas[-1].end() :] if formulas else tail
+    if formulas and not any(character.isdigit() for character in rest):
+        answer = undelimited(formulas[-1].group())
+        for earlier, later in zip(formulas[-2::-1], formulas[:0:-1], strict=False):
+            between = tail[earlier.end() : later.start()]
+            joined = _JOINED.fullmatch(between) if len(between) < _BETWEEN else None
+            if joined is None:
+                break
+            answer = f"{undelimited(earlier.group())} {joined[1].strip()} {answer}"
+        return answer
+    return _last_number(rest.split())
+
+
+def _last_number(words: list[str]) -> str | None:
+    last = next((place for place in reversed(range(len(words))) if any(character.isdigit() for character in words[place])), None)
+    if last is None:
+        return None
+    first = last
+    while first and (_OPERATOR.fullmatch(words[first - 1]) or _OPERATOR.fullmatch(words[first]) or _LISTED.fullmatch(words[first - 1])):
+        first -= 1
+    unit = words[last + 1] if last + 1 < len(words) else ""
+    found = re.fullmatch(rf"({_SHORT_UNIT}|[mgsh])[.,;:!?]*", unit)
+    answer = " ".join(words[first : last + 1]).strip("\"'`").rstrip(".,;:?")
+    if answer.count(")") > answer.count("("):
+        answer = answer.rstrip(")")
+    answer = _MIXED.sub(r"\1\\frac{\2}{\3}", answer)
+    if not _SPACED.fullmatch(answer):
+        answer = re.sub(r"(?<=\d)\s+(?=\d)", ", ", answer)  # 1 2 3 is no product
+    return rf"{answer}\text{{{found[1]}}}" if found else answer
 
 
 def _expressions(text: str) -> list[Any]:
     """What math-verify makes of one formula. Text that it could not read is not an answer."""
-    found: list[Any] = parse(text, extraction_config=[LatexExtractionConfig()], fallback_mode="no_fallback", parsing_timeout=None)
+    balanced = sum(map(text.count, "([{")) == sum(map(text.count, ")]}"))  # else the parser may take seconds to give up
+    if not text or len(text) > _PARSED or not balanced:
+        return []
+    found: list[Any] = parse(f"${text}$", extraction_config=[_LATEX], fallback_mode="no_fallback", parsing_timeout=None)
     return found
 
 
 def _is_formula(text: str) -> bool:
-    """Whether a string of letters is a product of variables, as in xy, rather than a word."""
-    return len(text) == 1
+    """Whether letters are variables, as in x-y or B,C, rather than words."""
+    return all(len(letters) == 1 for letters in re.findall(r"[^\W\d_]+", text))

@@ -10,6 +10,7 @@ import asyncio
 import importlib
 import inspect
 from collections.abc import Callable
+from types import WrapperDescriptorType
 from typing import Any
 
 from actors.environments.base import Problem
@@ -28,10 +29,11 @@ def load(config: configured.PythonReward) -> Callable[..., Any]:
     module_name, _, name = config.import_path.partition(":")
     try:
         found: Any = getattr(importlib.import_module(module_name), name)
-    except Exception as error:  # noqa: BLE001  (a user's module may raise anything)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's module may raise anything, and a script exits)
         raise ConfigError(f"{field}: cannot import {config.import_path!r}: {type(error).__name__}: {error}") from None
     if inspect.isclass(found):
-        if not any("__call__" in vars(base) for base in found.__mro__):
+        call = next((vars(base)["__call__"] for base in found.__mro__ if "__call__" in vars(base)), None)
+        if call is None or isinstance(call, WrapperDescriptorType):  # the latter: of a class that is not written in Python
             raise ConfigError(f"{field}: objects of the class {config.import_path!r} cannot be called: give it a method __call__")
     elif not inspect.isfunction(found):
         raise ConfigError(f"{field}: {config.import_path!r} is neither a Python function nor a class")
@@ -57,8 +59,9 @@ class PythonReward(Reward):
         made: Any = found(**config.options) if inspect.isclass(found) else found
         self._call: Callable[..., Any] = made
         parameters = inspect.signature(self._call).parameters.values()
-        takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
-        self._names = None if takes_all else {parameter.name for parameter in parameters}
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        named = {parameter.name for parameter in parameters if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)}
+        self._names = None if takes_all else named
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def score(self, problem: Problem, response: Response) -> float | None:

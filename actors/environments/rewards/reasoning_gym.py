@@ -15,6 +15,9 @@ from actors.environments.rewards.base import Response, Reward
 from actors.environments.rewards.guard import guarded
 from configs import rewards as configured
 
+# What some verifiers raise at an answer that has not the form they want: a wrong answer, and nothing that is wrong with the verifier.
+UNREADABLE = (ValueError, TypeError, KeyError, IndexError, AttributeError)
+
 
 class ReasoningGymReward(Reward):
     """What the task's own verifier gives, in [0, 1]; None for problems that are none of reasoning_gym's.
@@ -36,7 +39,10 @@ class ReasoningGymReward(Reward):
             text = matches[-1] if matches else ""
         verify = self._verifier(task, problem.columns.get("config"))
         with guarded():
-            return float(verify(text.strip(), problem.columns))
+            try:
+                return float(verify(text.strip(), problem.columns))
+            except UNREADABLE:
+                return 0.0
 
     def reference(self, problem: Problem) -> str | None:
         has_one = _task(problem) is not None and problem.columns.get("answer") is not None  # five tasks give none, among them rubiks_cube

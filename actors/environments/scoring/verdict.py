@@ -16,6 +16,7 @@ from typing import Literal
 from configs.rewards import AnyReward, Consequence, ScoringConfig
 
 Outcome = Literal["scored", "timed_out", "failed"]
+LARGEST_REWARD = 1e9  # with a weight of at most 1e6, sums and squares over a batch stay finite
 OUTCOMES: tuple[Outcome, ...] = ("scored", "timed_out", "failed")
 
 
@@ -68,7 +69,7 @@ _DROPS: dict[Consequence, Literal["no", "sample", "group"]] = {"zero": "no", "dr
 
 
 def part_of(value: object, seconds: float) -> Part:
-    """What a reward returned, checked: a finite number or None; everything else is `failed`."""
+    """What a reward returned, checked: a number of at most `LARGEST_REWARD`, or None; everything else is `failed`."""
     if value is None:
         return Part(None, "scored", seconds)
     shown = type(value).__name__
@@ -78,10 +79,10 @@ def part_of(value: object, seconds: float) -> Part:
         except OverflowError:
             shown = "an integer too large for a float"
         else:
-            if math.isfinite(plain):
+            if abs(plain) <= LARGEST_REWARD:
                 return Part(plain, "scored", seconds)
             shown = repr(plain)
-    return Part(None, "failed", seconds, f"returned {shown[:80]}, a finite number or None is wanted")
+    return Part(None, "failed", seconds, f"returned {shown[:80]}, a finite number of at most {LARGEST_REWARD:g} or None is wanted")
 
 
 def combine(parts: Mapping[str, Part], rewards: Sequence[AnyReward], config: ScoringConfig) -> Verdict:

@@ -6,7 +6,6 @@ A scoring process may be under the control of a response, so nothing that comes 
 from __future__ import annotations
 
 import json
-import math
 import pickle
 import socket
 import struct
@@ -15,7 +14,7 @@ from typing import Any
 
 from actors.environments.base import Problem
 from actors.environments.rewards.base import Response
-from actors.environments.scoring.verdict import OUTCOMES, Part
+from actors.environments.scoring.verdict import LARGEST_REWARD, OUTCOMES, Part
 
 _LENGTH = struct.Struct("!I")
 _LONGEST_ANSWER = 64 * 1024  # bytes of one JSON message
@@ -77,7 +76,7 @@ def read_part(values: dict[str, Any]) -> Part:
         WireError: it holds none.
     """
     value, outcome, seconds, error = (values.get(name) for name in ("value", "outcome", "seconds", "error"))
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_REWARD
     if not (value is None or is_number) or outcome not in OUTCOMES or not isinstance(error, str) or not isinstance(seconds, int | float):
         raise WireError("a malformed answer")
     return Part(None if value is None else float(value), outcome, float(seconds), one_line(error))

@@ -79,6 +79,13 @@ class WeightedLater(Weighted):
         return super().__call__(completions)
 
 
+class Starred:
+    """A column may be called as what takes no keyword is."""
+
+    def __call__(self, completions: list[str], *level: object) -> list[float]:
+        return [float(len(level))]
+
+
 class Uncallable:
     def __init__(self, mark: str = "") -> None:
         Path(mark).touch()  # must never happen

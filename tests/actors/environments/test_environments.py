@@ -56,6 +56,8 @@ def test_a_class_of_the_users_own() -> None:
         build(EnvironmentConfig(kind="python", import_path="tests.actors.environments.parrot:Polly"), 0)
     with pytest.raises(ConfigError, match="does not derive"):
         build(EnvironmentConfig(kind="python", import_path="fractions:Fraction"), 0)
+    with pytest.raises(ConfigError, match=r"environment\.options: .*Parrot.*'words'"):
+        build(EnvironmentConfig(kind="python", import_path="tests.actors.environments.parrot:Parrot", options={"wurds": []}), 0)
 
 
 def test_what_is_no_environment_is_not_called(tmp_path) -> None:

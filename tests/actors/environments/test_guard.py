@@ -18,7 +18,7 @@ from reasoning_gym.factory import DATASETS
 from actors.environments.base import Problem
 from actors.environments.rewards.base import Response
 from actors.environments.rewards.guard import guarded
-from actors.environments.rewards.reasoning_gym import ReasoningGymReward
+from actors.environments.rewards.reasoning_gym import UNREADABLE, ReasoningGymReward
 from configs import rewards as configured
 
 EVALUATING = ["string_insertion", "binary_matrix", "spiral_matrix", "n_queens"]
@@ -119,6 +119,8 @@ def test_every_verifier_gives_its_own_answer_the_same_score_as_without_guard(tas
 def outcome(call: Callable[..., Any], *arguments: object) -> object:
     try:
         return float(call(*arguments))
+    except UNREADABLE:
+        return 0.0
     except Exception as error:  # noqa: BLE001  (some verifiers raise at nonsense)
         return type(error)
 

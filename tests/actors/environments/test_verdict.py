@@ -1,5 +1,6 @@
 """From raw values to what a response is paid, and when too many have nothing: against plain re-statements of the rules."""
 
+import math
 from fractions import Fraction
 from typing import Any
 
@@ -67,7 +68,7 @@ def test_a_reward_of_weight_zero_is_only_logged_but_may_say_what_is_right() -> N
     assert (verdict.reward, verdict.success) == (-0.5, True)
 
 
-@pytest.mark.parametrize(("value", "plain"), [(1, 1.0), (0.5, 0.5), (True, 1.0), (-3.0, -3.0), (np.float64(0.25), 0.25), (10**300, 1e300)])
+@pytest.mark.parametrize(("value", "plain"), [(1, 1.0), (0.5, 0.5), (True, 1.0), (-3.0, -3.0), (np.float64(0.25), 0.25), (10**9, 1e9)])
 def test_numbers(value: object, plain: float) -> None:
     part = part_of(value, 0.5)
     assert part == Part(plain, "scored", 0.5)
@@ -149,3 +150,15 @@ def test_outcomes_are_all_counted() -> None:
     one: list[Any] = [Verdict(0.0, outcome, None, "no", {"a": Part(None, outcome)}) for outcome in OUTCOMES]
     found = metrics(one)
     assert {found[f"rewards/a/{what}"] for what in ("timed_out", "failed", "no_opinion")} == {1 / 3}
+
+
+@pytest.mark.parametrize("value", [1e308, -1e308, 2e9, 10**400, -(10**400), float("inf"), float("nan")])
+def test_a_value_that_no_sum_bears_is_no_value(value: float) -> None:
+    part = part_of(value, 0.5)
+    assert (part.value, part.outcome) == (None, "failed")
+    verdicts = [
+        combine({"exact": part}, [ExactReward()], ScoringConfig()),
+        combine({"exact": Part(1e9)}, [ExactReward(weight=1e6)], ScoringConfig()),
+    ]
+    assert all(math.isfinite(verdict.reward) for verdict in verdicts)
+    assert all(math.isfinite(number) for number in metrics(verdicts).values())

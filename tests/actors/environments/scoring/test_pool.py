@@ -68,9 +68,14 @@ def test_a_hostile_response_has_no_reward_and_the_others_have_theirs(pool: Scori
     assert (before.value, after.value) == (1.0, 2.0)
 
 
-@pytest.mark.parametrize(("text", "value"), [("none", None), ("true", 1.0), ("print", 1.0), ("leave_a_thread", 1.0), ("spawn", 1.0)])
+@pytest.mark.parametrize(("text", "value"), [("none", None), ("true", 1.0), ("leave_a_thread", 1.0), ("spawn", 1.0)])
 def test_noise_does_no_harm(pool: ScoringPool, text: str, value: float | None) -> None:
     assert [(part.outcome, part.value) for part in pool.score([call(text), call("value 3")])] == [("scored", value), ("scored", 3.0)]
+
+
+def test_a_gigabyte_on_standard_output_goes_nowhere() -> None:
+    with new_pool(obeying(timeout_s=300)) as pool:
+        assert [part.value for part in pool.score([call("print"), call("value 3")])] == [1.0, 3.0]
 
 
 def test_a_worker_that_floods_its_line_or_kills_its_keeper_is_replaced(pool: ScoringPool) -> None:
