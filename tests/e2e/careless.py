@@ -7,7 +7,7 @@ import zlib
 
 def reward(completions: list[str], prompts: list[str]) -> list[float | None]:
     """One value; or, for some prompts, none ever."""
-    what = zlib.crc32(prompts[0].encode()) % 12
+    what = zlib.crc32(prompts[0].encode()) % 5
     if what == 0:
         time.sleep(600)
     if what == 1:

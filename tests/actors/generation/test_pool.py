@@ -75,7 +75,7 @@ def test_a_killed_engine_is_named_at_once(starting: tuple[Any, int]) -> None:
 
 
 def test_a_silent_engine_is_named_at_the_deadline(starting: tuple[Any, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "_GRACE_S", 1.0)
+    monkeypatch.setattr(pool_module, "GRACE_S", 1.0)
     pool = EnginePool(NAMESPACE, ["engine-starting"], timeout_s=1)
     os.kill(starting[1], signal.SIGSTOP)
     try:
