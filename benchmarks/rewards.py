@@ -47,7 +47,7 @@ def sample(number: int, tokens: int) -> tuple[Problem, Response]:
     while sum(map(len, words)) < tokens * _CHARACTERS_PER_TOKEN:
         a, b = rng.randint(1, 999), rng.randint(1, 999)
         words.append(rng.choice(_STEPS).format(a=a, b=b, c=a + b))
-    said = answer if number % 2 == 0 else f"{answer}1"
+    said = answer if number % 2 == 0 else f"1 + {answer}"
     text = "".join(words) + rf"So the answer is \boxed{{{said}}}."
     return Problem(f"p:{number}", "?", answer), Response(text, tokens, False)
 

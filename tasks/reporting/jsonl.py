@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import IO, Any
+from types import TracebackType
+from typing import IO, Any, Self
 
 
 def open_lines(path: Path) -> IO[str]:
@@ -20,6 +21,23 @@ def append(file: IO[str], row: dict[str, Any]) -> None:
     """
     file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
     file.flush()
+
+
+class LinesWriter:
+    """A file of JSON lines that is open for as long as a run writes it. A context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open_lines(path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self._file.close()
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

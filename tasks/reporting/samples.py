@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol
 
-from tasks.reporting.jsonl import append, open_lines, read_lines
+from tasks.reporting.jsonl import LinesWriter, append, read_lines
 from tasks.reporting.run_dir import RunDirectory
 
 # before, validation, after: greedy answers to held-out prompts; train: what the policy learnt from.
@@ -48,21 +47,11 @@ class Sample(Protocol):
     def error(self) -> str: ...
 
 
-class SamplesWriter:
+class SamplesWriter(LinesWriter):
     """Appends lines to samples.jsonl, as `as_row` makes them. A context manager."""
 
     def __init__(self, directory: RunDirectory) -> None:
-        self._file = open_lines(directory.samples)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file. Idempotent."""
-        self._file.close()
+        super().__init__(directory.samples)
 
     def write(self, step: int, phase: Phase, samples: Iterable[Sample]) -> None:
         """One line per sample, on disk when the call returns. A reward that is not finite is written as null."""

@@ -10,10 +10,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
-from tasks.reporting.jsonl import append, open_lines, read_lines
+from tasks.reporting.jsonl import LinesWriter, append, read_lines
 from tasks.reporting.run_dir import RunDirectory
 from tasks.reporting.samples import Phase
 from tasks.reporting.text import duration, visible
@@ -36,21 +35,11 @@ class SlowSample(Protocol):
     def error(self) -> str: ...
 
 
-class SlowestWriter:
+class SlowestWriter(LinesWriter):
     """Appends to slowest.jsonl: {step, phase, uid, label, seconds, outcome, error} per line. A context manager."""
 
     def __init__(self, directory: RunDirectory) -> None:
-        self._file = open_lines(directory.slowest)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file. Idempotent."""
-        self._file.close()
+        super().__init__(directory.slowest)
 
     def write(self, step: int, phase: Phase, slowest: Iterable[SlowSample]) -> None:
         """One line each, on disk when the call returns. Seconds that are not finite are written as 0."""
