@@ -23,6 +23,7 @@ from configs.policy import ParallelConfig
 from configs.rollout import GenerationConfig
 from configs.run import BaseRunConfig, RunConfig, ScoredConfig
 
+_FIELD = "rollout.max_new_tokens"
 _PROBED_PROMPTS = 512  # of each split; a generated task cannot be checked to its end
 _CHECKED_ROWS = 20_000  # of each split of a data set: some seconds; longer ones are dealt with when they are drawn
 _TOKENIZER_TEXTS = 2000
@@ -76,10 +77,10 @@ def check(config: RunConfig, model_path: str) -> None:
     environment = build(config.environment, config.seed)
     PromptStream(environment, config.seed, curriculum=config.environment.curriculum)  # it refuses levels that are not there
     _check_prompts(config, encoder, environment, int(shape.max_position_embeddings))
-    for source in config.validation.sets.values():
-        build(source, config.seed)
-        load_encoder(model_path, shape, source.system_prompt, source.chat_template_kwargs)
     check_answers(config, config.environment, environment, config.seed)
+    room = room_for_prompts(config.generation, config.rollout.max_new_tokens, int(shape.max_position_embeddings), _FIELD)
+    for name, source in config.validation.sets.items():
+        check_set(config, name, source, model_path, shape, room, config.seed)
 
 
 def longest_sample(config: RunConfig, model_path: str) -> int:
@@ -176,11 +177,37 @@ def check_answers(config: ScoredConfig, source: EnvironmentConfig, environment: 
     Raises:
         ConfigError: some do not; names the first of them.
     """
-    if not config.rewards and source.kind == "reasoning_gym" and not source.sources:
+    if not _are_checked(config, source):
         return
     splits: tuple[Split, ...] = ("train", "validation")
     problems = [environment.problem(split, i) for split in splits for i in range(_checked(source, environment, split))]
     check_golds(problems, config.paid, config.scoring, source, seed)
+
+
+def check_set(config: ScoredConfig, name: str, source: EnvironmentConfig, model_path: str, shape: Any, room: int, seed: int) -> None:
+    """A further validation set can be asked of the model, and its answers count as right.
+
+    Args:
+        name: of the set, in `validation.sets`. shape: the model's configuration. room: most tokens of a prompt.
+
+    Raises:
+        ConfigError: names the set, and what to change.
+    """
+    try:
+        environment = build(source, seed)
+        encoder = load_encoder(model_path, shape, source.system_prompt, source.chat_template_kwargs)
+        problems = [environment.problem("validation", index) for index in range(_checked(source, environment, "validation"))]
+        for problem in problems:
+            fit(problem, encoder.prompt(problem), room, source.on_too_long)
+        if _are_checked(config, source):
+            check_golds(problems, config.paid, config.scoring, source, seed)
+    except ConfigError as error:
+        raise ConfigError(f"validation.sets.{name}: {error}") from None
+
+
+def _are_checked(config: ScoredConfig, source: EnvironmentConfig) -> bool:
+    # A generator with its own verifier holds no answers that a person could have got wrong.
+    return bool(config.rewards) or source.kind != "reasoning_gym" or bool(source.sources)
 
 
 def _checked(source: EnvironmentConfig, environment: Environment, split: Split) -> int:
@@ -233,8 +260,7 @@ def room_for_prompts(generation: GenerationConfig, max_new_tokens: int, context:
 
 
 def _check_prompts(config: RunConfig, encoder: PromptEncoder, environment: Environment, context: int) -> None:
-    field = "rollout.max_new_tokens"
-    room = room_for_prompts(config.generation, config.rollout.max_new_tokens, context, field)
+    room = room_for_prompts(config.generation, config.rollout.max_new_tokens, context, _FIELD)
     splits: tuple[Split, ...] = ("train", "validation")
     for split in splits:
         for index in range(_checked(config.environment, environment, split)):

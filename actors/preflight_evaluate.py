@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from actors.environments import build
 from actors.policy.hf import check_model_dir
-from actors.preflight import check_answers, check_head_size, load_encoder, room_for_prompts
+from actors.preflight import check_answers, check_head_size, check_set, load_encoder, room_for_prompts
 from actors.rollout.prompts import fit
 from configs.base import ConfigError
 from configs.evaluate import EvaluateConfig
@@ -34,5 +34,7 @@ def check_evaluation(config: EvaluateConfig) -> int:
             raise ConfigError(str(error).replace("model.path:", f"{name}:")) from None
         for problem in problems:
             fit(problem, encoder.prompt(problem), room, source.on_too_long)
+        for of_set, its_source in config.validation.sets.items():
+            check_set(config, of_set, its_source, path, shape, room, config.seed)
     check_answers(config, source, environment, config.seed)
     return len(problems)

@@ -43,18 +43,26 @@ def _holds_fields(value: Any) -> bool:
 
 
 def _suggest(root: type[BaseModel], path: list[str]) -> str:
-    model = root
+    models = [root]
     for part in path[:-1]:
-        found = _model_of(model.model_fields[part].annotation) if part in model.model_fields else None
-        if found is None:
-            return ""
-        model = found
-    names = list(model.model_fields)
+        annotations = [model.model_fields[part].annotation for model in models if part in model.model_fields]
+        if annotations:
+            models = [found for annotation in annotations for found in _models_of(annotation)]
+        else:  # a place in a list, a key of a dict, or which model of a union it is
+            models = [model for model in models if part in _tags(model)] or models
+    names = list(dict.fromkeys(name for model in models for name in model.model_fields))
+    if not names:
+        return ""
     near = difflib.get_close_matches(path[-1], names, n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else f"; valid fields here: {', '.join(names)}"
 
 
-def _model_of(annotation: Any) -> type[BaseModel] | None:
+def _models_of(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((found for arg in get_args(annotation) if (found := _model_of(arg))), None)
+        return [annotation]
+    return [found for arg in get_args(annotation) for found in _models_of(arg)]
+
+
+def _tags(model: type[BaseModel]) -> tuple[Any, ...]:
+    field = model.model_fields.get("kind")
+    return get_args(field.annotation) if field else ()

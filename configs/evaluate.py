@@ -12,6 +12,7 @@ from configs.environment import EnvironmentConfig
 from configs.rewards import AnyReward, rewards_of
 from configs.rollout import GenerationConfig
 from configs.run import BaseConfig, RayConfig, ScoredConfig
+from configs.validation import OWN_SET
 
 _ALL = 2**31 - 1
 
@@ -65,6 +66,11 @@ class EvaluateConfig(BaseConfig, ScoredConfig):
         frozen = {"kind": "dataset", "path": self.problems, "validation_path": self.problems, "validation_size": _ALL}
         kept = self.environment.model_dump(include={"fields", "system_prompt", "chat_template_kwargs"})
         return EnvironmentConfig(**frozen, **kept)
+
+    @property
+    def sources(self) -> dict[str, EnvironmentConfig]:
+        """Validation sets by name, the run's own first."""
+        return {OWN_SET: self.source} | self.validation.sets
 
     @property
     def paid(self) -> tuple[AnyReward, ...]:

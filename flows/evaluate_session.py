@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from actors.preflight_evaluate import check_evaluation
 from actors.rollout.samples import Validation
@@ -12,7 +12,7 @@ from configs.evaluate import EvaluateConfig
 from flows.session import Prepared, Session
 from tasks.evaluate import evaluate_model
 from tasks.launch import EvaluationActors, launch_engines, planned_engines
-from tasks.reporting.samples import SamplesWriter
+from tasks.reporting.samples import Phase, SamplesWriter
 from tasks.reporting.slowest import SlowestWriter
 from tasks.reporting.summary import SetAccuracy
 from tasks.reporting.text import estimate
@@ -30,7 +30,7 @@ class EvaluateSession(Session[EvaluateConfig]):
     def __init__(self, config: EvaluateConfig, recipe: str) -> None:
         # Links such as runs/latest may move while the run goes.
         super().__init__(config.model_copy(update={name: str(Path(path).resolve()) for name, path in config.models.items()}), recipe)
-        self._found: dict[str, Validation] = {}
+        self._found: dict[str, dict[str, Validation]] = {}
 
     @staticmethod
     def prepare(config: EvaluateConfig, scratch: Path) -> Prepared:
@@ -43,23 +43,33 @@ class EvaluateSession(Session[EvaluateConfig]):
         return launch_engines(self.config, self.namespace)
 
     def evaluate(self, label: str) -> None:
-        """All problems, answered by the model of that name; answers-<label>.jsonl holds every answer and its reward."""
-        step, first = int(label == "model"), not self._found
+        """All problems of all sets, answered by the model of that name; answers-<label>.jsonl holds every answer and its reward."""
+        step, phase = int(label == "model"), cast(Phase, "after" if self._found else "before")
+        found: dict[str, Validation] = {}
         with self.time("validate") as timer:
-            path = str(answers_file(self.directory.root, label))
-            found = evaluate_model(self.namespace, self.config, label, self.config.models[label], self.actors.engines[label], path)
+            for name in self.config.sources:
+                found[name] = self._answered(label, name)
+                self.slowest.write(step, phase, found[name].slowest)
         self._found[label] = found
-        self.samples.write(step, "before" if first else "after", found.samples)
-        self.slowest.write(step, "before" if first else "after", found.slowest)
-        values = found.metrics() | {"time/validate": timer.seconds}
+        self.samples.write(step, phase, found[OWN_SET].samples)
+        values = {"time/validate": timer.seconds}
+        for name, of_set in found.items():
+            values |= of_set.metrics(name)
         self.record(step, values)
         self.progress.step(step, values)
-        self.progress.note(f"{label}: accuracy {estimate(found.accuracy, found.low, found.high)}, reward {found.reward:.3f}")
+        for name, of_set in found.items():
+            which = label if name == OWN_SET else f"{label}, {name}"
+            self.progress.note(f"{which}: accuracy {estimate(of_set.accuracy, of_set.low, of_set.high)}, reward {of_set.reward:.3f}")
+
+    def _answered(self, label: str, name: str) -> Validation:
+        step, path = (label if name == OWN_SET else f"{label}-{name}"), str(answers_file(self.directory.root, label, name))
+        return evaluate_model(self.namespace, self.config, step, self.config.models[label], self.actors.engines[label], path, name)
 
     def _facts(self) -> dict[str, Any]:
-        model, baseline = self._found.get("model"), self._found.get("baseline")
+        after, before = self._found.get("model", {}), self._found.get("baseline", {})
+        model, baseline = after.get(OWN_SET), before.get(OWN_SET)
         return {
-            "sets": {OWN_SET: SetAccuracy.of(baseline, model)},
+            "sets": {name: SetAccuracy.of(before.get(name), after.get(name)) for name in self.config.sources},
             "accuracy_before": baseline.accuracy if baseline else None,
             "reward_before": baseline.reward if baseline else None,
             "accuracy_after": model.accuracy if model else None,
@@ -67,6 +77,6 @@ class EvaluateSession(Session[EvaluateConfig]):
         }
 
 
-def answers_file(directory: Path, label: str) -> Path:
-    """Where a run keeps every answer of `model` or `baseline`: {prompt, response, answer, reward} lines."""
-    return directory / f"answers-{label}.jsonl"
+def answers_file(directory: Path, label: str, name: str = OWN_SET) -> Path:
+    """Where a run keeps every answer of `model` or `baseline` to a validation set: {prompt, response, answer, reward, ...} lines."""
+    return directory / (f"answers-{label}.jsonl" if name == OWN_SET else f"answers-{label}-{name}.jsonl")

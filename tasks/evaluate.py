@@ -28,10 +28,16 @@ def validate(namespace: str, step: str, weight_version: int, timeout_s: float, n
     return result
 
 
-@task(name="evaluate", task_run_name="evaluate-{label}", **STAGE)
-def evaluate_model(namespace: str, config: EvaluateConfig, label: str, model_path: str, engines: list[str], answers: str) -> Validation:
-    """Every validation problem is answered by the model's engines. All answers go to the file `answers`, a few come back."""
-    source, sampling = config.source, config.sampling
+@task(name="evaluate", task_run_name="evaluate-{step}", **STAGE)
+def evaluate_model(
+    namespace: str, config: EvaluateConfig, step: str, model_path: str, engines: list[str], answers: str, name: str = OWN_SET
+) -> Validation:
+    """Every problem of a validation set is answered by the model's engines. All answers go to the file `answers`, a few come back.
+
+    Args:
+        step: the model's label, and the set's where it is not the run's own: it names the task run. name: of the set.
+    """
+    source, sampling = config.sources[name], config.sampling
 
     def score(problems: Sequence[Problem], responses: Sequence[Response]) -> list[Verdict]:
         verdicts: list[Verdict] = call(namespace, names.ENVIRONMENT, "score", problems, responses, timeout_s=config.deadlines.score)

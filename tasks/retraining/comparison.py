@@ -19,7 +19,7 @@ def comparison_markdown(
 ) -> str:
     """The page. Answers are of the same problems in the same order; those whose reward changed come first."""
     pairs = list(zip(old_answers, new_answers, strict=True))
-    paired = pair([old["reward"] for old in old_answers], [new["reward"] for new in new_answers])
+    paired = pair(_per_problem(old_answers), _per_problem(new_answers))
     parent = "the training recipe's own model" if attempt.parent is None else f"model {attempt.parent}"
     left_out = f" (left out: {new.repeated:,} repeated, {new.held_out:,} of the frozen set)" if new.repeated or new.held_out else ""
     lines = [
@@ -38,6 +38,14 @@ def comparison_markdown(
         f"Data `{attempt.data_hash[:12]}`, configuration `{attempt.config_hash[:12]}`, frozen set `{attempt.frozen_hash[:12]}`.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _per_problem(answers: Sequence[Answer]) -> list[float]:
+    # Answers to one problem are not independent: their mean is one observation.
+    rewards: dict[str, list[float]] = {}
+    for answer in answers:
+        rewards.setdefault(answer["uid"], []).append(answer["reward"])
+    return [sum(of_one) / len(of_one) for of_one in rewards.values()]
 
 
 def _scores(attempt: Attempt, paired: Paired) -> list[str]:

@@ -42,6 +42,9 @@ def test_dump_of_a_model_path_reads_back(tmp_path) -> None:
     [
         ("model.hidden_sise=3", ["model.hidden_sise", "did you mean 'hidden_size'"]),
         ("stepz=3", ["stepz", "did you mean 'steps'"]),
+        ("environment.sources=[{name: a, pth: b}]", ["environment.sources.0.pth", "did you mean 'path'"]),
+        ("validation.sets={a: {pth: b}}", ["validation.sets.a.pth", "did you mean 'path'"]),
+        ("rewards=[{kind: math, wait: 1}]", ["rewards.0.math.wait", "did you mean 'weight'"]),
         ("policy.optimizer.learning_rate=3", ["policy.optimizer.learning_rate", "valid fields here", "lr"]),
         ("rollout.responses_per_prompt=1", ["rollout.responses_per_prompt", "group of 1", "2 or more"]),
         ("policy.parallel.data=3", ["512", "3", "do not divide", "policy.parallel.data"]),

@@ -17,6 +17,7 @@ from configs.loader import RECIPES, dump, load, recipe_names
 from configs.retrain import RetrainConfig
 from flows.cli import main
 from flows.evaluate import evaluate
+from flows.grpo import grpo
 from flows.night import Night, evaluation_config, training_config
 from flows.retrain import retrain
 
@@ -133,6 +134,10 @@ def test_evaluate_looks_at_models_and_problems_first(capsys: pytest.CaptureFixtu
     message = refused(capsys, evaluate, f"model={model}", f"problems={frozen}")
     assert "frozen.jsonl:2 has" in message
     assert "sampling.max_new_tokens" in message
+    more = f"validation.sets={{more: {{kind: dataset, path: {frozen}, validation_path: {frozen}}}}}"
+    assert "validation.sets.more: environment: prompt frozen.jsonl:2 has" in refused(capsys, evaluate, f"model={model}", more)
+    assert "validation.sets.more: " in refused(capsys, grpo, more.replace(str(frozen), f"{tmp_path}/nowhere.jsonl"))
+    assert "rewards.environment: kind 'environment' needs" in refused(capsys, grpo, "rewards=[{kind: environment}]")
 
 
 def test_all_lines_of_a_frozen_set_are_problems(model: Path, tmp_path: Path) -> None:

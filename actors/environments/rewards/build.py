@@ -69,7 +69,7 @@ def _build(reward: configured.AnyReward, max_new_tokens: int, environment: Envir
             from actors.environments.rewards.python import PythonReward
 
             return PythonReward(reward)
-        case configured.EnvironmentReward() if environment is not None:
+        case configured.EnvironmentReward() if environment is not None and type(environment).score is not Environment.score:
             from actors.environments.rewards.environment import EnvironmentReward
 
             return EnvironmentReward(environment)

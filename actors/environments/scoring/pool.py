@@ -296,7 +296,8 @@ def _start_zygote(start: Start) -> tuple[subprocess.Popen[bytes], socket.socket,
         raise ScoringError(f"rewards: the scoring processes did not start within {_START_S:.0f} s") from None
     found = json.loads(answer)
     if not found["ready"]:
-        raise ConfigError(f"rewards: {found['error']}")
+        kind, _, message = found["error"].partition(": ")
+        raise ConfigError(message if kind == ConfigError.__name__ else f"rewards: {found['error']}")
     control.settimeout(_SEND_S)
     return process, control, bool(found["namespaces"])
 

@@ -375,9 +375,10 @@ def test_the_environment_s_own_score() -> None:
     assert type(reward.score(PROBLEM, Response("abc", 1, False))) is float
     assert reward.score(PROBLEM, Response("", 1, False)) is None
     assert (reward.reference(PROBLEM), reward.corrupted(PROBLEM)) == ("yes", None)
-    silent = build_rewards([config], max_new_tokens=1, environment=Mute())["environment"]
+    with pytest.raises(ConfigError, match="needs an environment with a `score`"):
+        build_rewards([config], max_new_tokens=1, environment=Mute())
     with pytest.raises(NotImplementedError, match="Mute has no `score`"):
-        silent.score(PROBLEM, Response("abc", 1, False))
+        Mute().score(PROBLEM, "abc")
 
 
 # ---- build ----

@@ -15,7 +15,7 @@ MONDAY = b"".join(json.dumps({"prompt": prompt, "answer": "a"}).encode() + b"\n"
 
 
 def answer(prompt: str, response: str, reward: float) -> dict[str, object]:
-    return {"prompt": prompt, "response": response, "answer": "7", "reward": reward}
+    return {"prompt": prompt, "response": response, "answer": "7", "reward": reward, "uid": prompt}
 
 
 def page() -> str:
@@ -38,3 +38,11 @@ def test_verdict_numbers_and_lineage() -> None:
 def test_answers_that_changed_come_first_and_no_text_breaks_the_table() -> None:
     rows = page().split("### Answers")[1].split("\n\n")[1].splitlines()[2:]
     assert rows == ["| 3 + 4? | 7 | no \\| idea (0.000) | 7 (1.000) |", "| same | 7 | 7 (1.000) | 7 (1.000) |"]
+
+
+def test_several_answers_to_a_problem_are_one_observation() -> None:
+    old = [answer(prompt, "", reward) for prompt in "ab" for reward in (0.0, 1.0)]
+    new = [answer(prompt, "", reward) for prompt, reward in (("a", 1.0), ("a", 1.0), ("b", 0.0), ("b", 1.0))]
+    night = attempt(4).model_copy(update=dict.fromkeys(["old", "new"], Scores(accuracy=0.5, reward=0.5)))
+    text = comparison_markdown("Promoted", night, find_new({"monday.jsonl": MONDAY}, {}, set(), FIELDS), old, new, 2)
+    assert "Of 2 problems 1 were answered better, 0 worse, 1 the same; the standard error of the reward's difference is 0.2500." in text
