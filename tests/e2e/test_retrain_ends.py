@@ -32,12 +32,12 @@ pytestmark = pytest.mark.slow
 PROBLEMS = 10
 
 
-@dataclass
 def lines(*prompts: str) -> str:
     """Of a .jsonl file, all with one answer."""
     return "".join(json.dumps({"prompt": prompt, "answer": "7"}) + "\n" for prompt in prompts)
 
 
+@dataclass
 class Bench:
     """A registry with a model, a frozen set, and nights whose outcome the test chooses.
 
@@ -87,7 +87,8 @@ class Bench:
         directory = Path(config["output_dir"]) / config["name"]
         directory.mkdir()
         for label, accuracy in zip(("baseline", "model"), self.accuracies, strict=True):
-            rows = [{"prompt": f"f{i}", "answer": "7", "response": "7", "reward": float(i < accuracy * PROBLEMS)} for i in range(PROBLEMS)]
+            rewards = [float(number < accuracy * PROBLEMS) for number in range(PROBLEMS)]
+            rows = [{"uid": f"f{i}", "prompt": f"f{i}", "answer": "7", "response": "7", "reward": paid} for i, paid in enumerate(rewards)]
             (directory / f"answers-{label}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         old, new = self.accuracies
         return {"accuracy_before": old, "accuracy_after": new, "reward_before": old, "reward_after": new}
