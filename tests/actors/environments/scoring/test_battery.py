@@ -26,7 +26,7 @@ PARSING, EVALUATING = (
     ["countdown", "puzzle24", "polynomial_multiplication"],
     ["string_insertion", "binary_matrix", "spiral_matrix", "n_queens"],
 )
-PROCESSES = 2
+PROCESSES = 4  # most of what is scored here waits for its deadline
 
 FORM = {"type": "object", "properties": {"n": {"multipleOf": 0.5}, "e": {"pattern": "^(a+)+$"}}, "required": ["n"]}
 REWARDS = (

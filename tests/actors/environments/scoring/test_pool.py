@@ -20,7 +20,7 @@ from configs.rewards import ExactReward, PythonReward, ScoringConfig
 from tests.patience import WAIT_S
 
 OBEY = "tests.actors.environments.scoring.hostile:obey"
-LIMIT_S = 2.0
+LIMIT_S = 1.0
 PROBLEM = Problem("p:1", "What?", "yes")
 
 
