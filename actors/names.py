@@ -4,7 +4,7 @@ from __future__ import annotations
 
 POLICY = "policy"
 COLLECTOR = "collector"
-REPLAY = "replay"
+LEDGER = "ledger"
 ENVIRONMENT = "environment"
 
 

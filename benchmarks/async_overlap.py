@@ -34,6 +34,7 @@ import os
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,17 @@ from actors.data_plane.interface import DataPlane
 from actors.data_plane.meta import KVBatchMeta
 from actors.generation.types import UpdateOptions
 from actors.preflight import check, prepare_model
+from actors.rollout.collector import Collector
+from actors.rollout.ledger_actor import ClaimReply, ledger_actor_class
 from actors.rollout.prompts import end_token_ids
-from actors.rollout.replay_actor import ClaimReply
+from actors.waiting import find, look_for, wait
 from configs.loader import load
 from configs.run import RunConfig
-from tasks.call import call
-from tasks.launch import launch, stop
+from tasks.launch import RunActors, launch, stop
 
 NAMESPACE = "benchmark-async"
-GENERATION = (names.COLLECTOR, names.ENVIRONMENT, names.REPLAY)  # beside the engine
+ALTERNATING = ("collector-sync", "ledger-sync")
+GENERATION = (names.COLLECTOR, names.ENVIRONMENT, names.LEDGER, *ALTERNATING)  # beside the engine
 TRAINING = (names.POLICY, "policy-worker-0")
 AGE = 4  # the longest responses outlast two updates
 DRIFT = 1.25  # steps differ by a tenth, since the lengths of their responses do
@@ -98,7 +101,7 @@ class Bench:
         self.filler = 0.0  # log-probability passes over the batch, beside the step's own work
 
     def ask(self, actor: str, method: str, *arguments: Any) -> Any:
-        return call(NAMESPACE, actor, method, *arguments, timeout_s=120)
+        return wait(getattr(find(actor, NAMESPACE), method).remote(*arguments), who=actor, what=method, timeout_s=120)
 
     def train(self, meta: KVBatchMeta) -> float:
         """The trainer's work of a step. Returns the seconds of it that were filler."""
@@ -123,12 +126,14 @@ class Bench:
         began = time.monotonic()
         while phase.seconds < seconds:
             started = time.monotonic()
-            meta = self.ask(names.COLLECTOR, "rollout", self._number, self._number).meta
-            generated = time.monotonic()
+            self.ask(ALTERNATING[1], "set_version", self._number)
+            reply: ClaimReply = self.ask(ALTERNATING[1], "claim", self._config.rollout.prompts_per_step, 60.0)
+            assert reply.claim is not None, reply.log
+            meta, generated = reply.claim.meta, time.monotonic()
             filling += self.train(meta)
             trained = time.monotonic()
             self.refit(WAITING)
-            self.ask(names.COLLECTOR, "clear", meta)
+            self.ask(ALTERNATING[1], "trained", reply.claim.uids)
             generating, training = generating + generated - started, training + trained - generated
             phase.tokens += sum(meta.sequence_lengths)
             phase.steps += 1
@@ -152,7 +157,7 @@ class Bench:
 
     def _overlapped_step(self, options: UpdateOptions, phase: Phase) -> None:
         started = time.monotonic()
-        reply: ClaimReply = self.ask(names.REPLAY, "claim", self._config.rollout.prompts_per_step, 60.0)
+        reply: ClaimReply = self.ask(names.LEDGER, "claim", self._config.rollout.prompts_per_step, 60.0)
         assert reply.claim is not None, reply.log
         phase.trainer_idle_s += time.monotonic() - started
         self.train(reply.claim.meta)
@@ -160,10 +165,28 @@ class Bench:
         phase.generator_idle_s += self.refit(options)
         if options.mode == "wait":
             phase.trainer_idle_s += time.monotonic() - updating  # it waits for the engine's last request
-        self.ask(names.REPLAY, "trained", reply.claim.uids)
-        self.ask(names.REPLAY, "set_version", self._number)
+        self.ask(names.LEDGER, "trained", reply.claim.uids)
+        self.ask(names.LEDGER, "set_version", self._number)
         phase.tokens += sum(reply.claim.meta.sequence_lengths)
         phase.steps += 1
+
+
+def alternate(config: RunConfig, model: str, actors: RunActors) -> list[Any]:
+    """A collector and a ledger beside the run's own, as a synchronous run has them, with the same engine and environment: their handles."""
+    sync = config.model_copy(update={"mode": "sync"})
+    collector, ledger = ALTERNATING
+    opened = partial(connect, actors.address, timeout_s=60)
+    handles = [
+        ledger_actor_class().options(name=ledger, namespace=NAMESPACE, num_cpus=0).remote(
+            sync.ledger, sync.rollout.prompts_per_step, 0, "train", opened, partial(look_for, collector, NAMESPACE)
+        ),
+        ray.remote(Collector).options(name=collector, namespace=NAMESPACE, num_cpus=0, max_concurrency=4).remote(
+            sync, model, NAMESPACE, actors.engines, names.ENVIRONMENT, actors.address, ledger
+        ),
+    ]  # fmt: skip
+    ray.get([handle.ready.remote() for handle in handles], timeout=120)
+    ray.get(handles[1].begin_generating.remote(), timeout=60)
+    return handles
 
 
 def pin(core: int) -> int:
@@ -204,6 +227,7 @@ def main() -> None:
             address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE, _node_ip_address="127.0.0.1"
         )
         actors = launch.fn(config, model, NAMESPACE)
+        alternating = alternate(config, model, actors)
         bench = Bench(config, connect(actors.address, timeout_s=60), actors.engines)
         for name, core in {**dict.fromkeys([actors.engines[0], *GENERATION], cores[0]), **dict.fromkeys(TRAINING, cores[1])}.items():
             ray.get(ray.get_actor(name, namespace=NAMESPACE).__ray_call__.remote(lambda _, core=core: pin(core)), timeout=60)
@@ -215,12 +239,13 @@ def main() -> None:
         phases: dict[str, Phase] = {}
         first, generation, training, _ = bench.sync(options.seconds)
         print(f"with {bench.filler:.2f} more passes: generation {generation:.2f} s, training {training:.2f} s")
-        bench.ask(names.REPLAY, "set_version", bench._number)
+        bench.ask(names.LEDGER, "set_version", bench._number)
         bench.ask(names.COLLECTOR, "begin_generating")
         phases["waiting"] = bench.overlapped(options.seconds, WAITING)
         phases["in_flight"] = bench.overlapped(options.seconds, IN_FLIGHT)
         bench.ask(names.COLLECTOR, "stop_generating")
         last, *_ = bench.sync(options.seconds)
+        del alternating
         stop(NAMESPACE, actors.address)
         ray.shutdown()
     phases = {"sync": first, **phases, "sync_again": last}

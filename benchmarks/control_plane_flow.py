@@ -6,7 +6,9 @@ stub   collector (metadata of 64 x 8 samples, no tokens), policy worker, engine:
 
 from __future__ import annotations
 
+import itertools
 import json
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,8 +22,9 @@ from prefect import flow
 
 import actors.policy.group
 import tasks.launch
+from actors import names
 from actors.data_plane.connect import DataPlaneAddress, connect
-from actors.data_plane.meta import KVBatchMeta, mint_key
+from actors.data_plane.meta import KVBatchMeta
 from actors.data_plane.metrics import OperationUsage
 from actors.environments import Problem
 from actors.environments.rewards.base import Response
@@ -30,7 +33,9 @@ from actors.generation.types import WeightUpdate
 from actors.policy.executors import Request
 from actors.policy.group import PolicyGroup
 from actors.rollout.assemble import ROLLOUT_FIELDS, TRAIN_FIELDS
-from actors.rollout.samples import Rollout, Sample, Validation
+from actors.rollout.ledger import Reservation
+from actors.rollout.ledger_actor import Stored
+from actors.rollout.samples import Progress, Sample, StepReport, Validation
 from configs.run import RunConfig
 from configs.validation import ValidationConfig
 from flows.grpo import grpo
@@ -51,45 +56,75 @@ _SAMPLE = Sample.of(Problem("p", "p", "a"), Response("r", 1, False), Verdict(0.0
 
 
 class StubCollector:
-    """Metadata of a step's samples; no row of them is written."""
+    """Commits the groups of a step as soon as the ledger gives places for them; no row of them is written."""
 
     def __init__(self, config: RunConfig, model_path: str, namespace: str, engines: list[str], environment: str, address: DataPlaneAddress):
-        self._rollout = config.rollout
+        self._rollout, self._namespace = config.rollout, namespace
         self._plane = connect(address, timeout_s=config.data_plane.timeout_s)
         self._plane.register_partition("train", fields=TRAIN_FIELDS)
         self._shown = config.logged_samples
+        self._began = time.monotonic()
+        self._stopping, self._error = threading.Event(), ""
 
     def ready(self) -> str:
         return "stub"
 
-    def rollout(self, step: int, weight_version: int) -> Rollout:
-        rows = [(f"basic_arithmetic-{step}-{prompt}", row) for prompt in range(self._rollout.prompts_per_step)
-                for row in range(self._rollout.responses_per_prompt)]  # fmt: skip
-        meta = KVBatchMeta(
-            partition_id="train",
-            task_name="rollout",
-            keys=tuple(mint_key(weight_version, uid, row) for uid, row in rows),
-            sequence_lengths=(20,) * len(rows),
-            tags=tuple(
-                {
-                    "prompt_uid": uid,
-                    "weight_version": weight_version,
-                    "reward": float(row % 3 == 0),
-                    "dropped": False,
-                    "response_length": 5,
-                    "truncated": False,
-                }
-                for uid, row in rows
-            ),
-        ).with_fields(*ROLLOUT_FIELDS)
+    def begin_generating(self) -> None:
+        self._thread = threading.Thread(target=self._generate, daemon=True)
+        self._thread.start()
+
+    def _generate(self) -> None:
+        ledger = ray.get_actor(names.LEDGER, namespace=self._namespace)
+        try:
+            for step in itertools.count(1):
+                self._answer(ledger, step)
+        except Exception as error:  # noqa: BLE001  (the real loop's way)
+            self._error = f"{type(error).__name__}: {error}"
+            ray.get(ledger.abandon.remote(self._error))
+        finally:
+            self._stopping.set()
+
+    def _answer(self, ledger: Any, step: int) -> None:
+        uids = [f"basic_arithmetic-{step}-{prompt}" for prompt in range(self._rollout.prompts_per_step)]
+        given: tuple[Reservation, ...] = ()
+        while not given:
+            if self._stopping.is_set():
+                raise InterruptedError("it was stopped")
+            given = ray.get(ledger.reserve.remote(uids, self._rollout.responses_per_prompt, 1.0)).given
         _compute("rollout", step)
-        return Rollout(meta=meta, samples=(_SAMPLE,) * self._shown, metrics={})
+        ray.get(ledger.commit.remote([Stored(place.uid, self._meta(place), place.version, place.version) for place in given]))
+
+    def _meta(self, place: Reservation) -> KVBatchMeta:
+        tags = tuple(
+            {
+                "prompt_uid": place.uid,
+                "weight_version": place.version,
+                "weight_versions": 1,
+                "reward": float(row % 3 == 0),
+                "dropped": False,
+                "response_length": 5,
+                "truncated": False,
+            }
+            for row in range(len(place.keys))
+        )
+        return KVBatchMeta(
+            partition_id="train", task_name="rollout", keys=place.keys, sequence_lengths=(20,) * len(place.keys), tags=tags
+        ).with_fields(*ROLLOUT_FIELDS)
+
+    def progress(self, wait_s: float) -> Progress:
+        ended = self._stopping.wait(wait_s)
+        error = self._error if "it was stopped" not in self._error else ""
+        seconds = time.monotonic() - self._began
+        return Progress(groups=0, tokens=0, seconds=seconds, in_flight=0, log=(), ended=ended, error=error or None)
+
+    def report(self) -> StepReport:
+        return StepReport(samples=(_SAMPLE,) * self._shown, metrics={})
+
+    def stop_generating(self) -> None:
+        self._stopping.set()
 
     def validate(self, weight_version: int, name: str) -> Validation:
         return Validation.of([[_SAMPLE]], ValidationConfig(), shown=1)
-
-    def clear(self, meta: KVBatchMeta) -> None:
-        self._plane.clear(meta)
 
     def data_plane_metrics(self, others: dict[str, OperationUsage]) -> dict[str, float]:
         return self._plane.metrics([others])

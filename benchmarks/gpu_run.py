@@ -16,12 +16,15 @@ import ray
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from actors import names
 from actors.preflight import prepare_model
+from actors.rollout.ledger import Claim
+from actors.rollout.ledger_actor import ClaimReply
+from actors.waiting import find, wait
 from benchmarks import train_step
 from configs import settings
 from configs.loader import load
 from configs.run import RunConfig
-from tasks.call import call
 from tasks.launch import RunActors, launch, logical_gpus, stop
 
 NAMESPACE = "benchmark-gpu"
@@ -77,7 +80,15 @@ def running(config: RunConfig, model: str) -> Iterator[RunActors]:
 
 def ask(actor: str, method: str, *arguments: Any, timeout_s: float = 600) -> Any:
     """Call a method of a named actor and wait."""
-    return call(NAMESPACE, actor, method, *arguments, timeout_s=timeout_s)
+    return wait(getattr(find(actor, NAMESPACE), method).remote(*arguments), who=actor, what=method, timeout_s=timeout_s)
+
+
+def rollout(version: int, groups: int) -> tuple[Claim, dict[str, float]]:
+    """The groups that the loop answers once the version is announced, and its report of them. `begin_generating` comes before the first."""
+    ask(names.LEDGER, "set_version", version)
+    reply: ClaimReply = ask(names.LEDGER, "claim", groups, 600.0)
+    assert reply.claim is not None, reply.log
+    return reply.claim, ask(names.COLLECTOR, "report").metrics
 
 
 def never_end(engines: Sequence[str]) -> None:

@@ -74,9 +74,9 @@ def step(config: RunConfig, plane: DataPlane, engines: list[str], number: int) -
         return result
 
     began = time.monotonic()
-    rollout = timed("rollout", names.COLLECTOR, "rollout", number, number)
-    times["generate"] = rollout.metrics["time/generate"]
-    meta = rollout.meta
+    claim, report = gpu_run.rollout(number, config.rollout.prompts_per_step)
+    times["rollout"], times["generate"] = time.monotonic() - began, report["time/generate"]
+    meta = claim.meta
     timed("ref_logprob", names.POLICY, "logprob", meta, "reference_logprobs", True)
     meta = meta.with_fields("reference_logprobs")
     started = time.monotonic()
@@ -84,11 +84,11 @@ def step(config: RunConfig, plane: DataPlane, engines: list[str], number: int) -
     times["advantage"] = time.monotonic() - started
     trained = timed("train", names.POLICY, "train", meta, "grpo")
     timed("refit", names.POLICY, "refit", engines, UpdateOptions())
-    timed("clear", names.COLLECTOR, "clear", meta)
+    timed("clear", names.LEDGER, "trained", claim.uids)
     return {
         **times,
         "step": time.monotonic() - began,
-        "response_tokens": rollout.metrics["generated_tokens"],
+        "response_tokens": report["generated_tokens"],
         "sequence_tokens": float(sum(meta.sequence_lengths)),
         "logprob_error": trained["logprob_error/mean"],
         "padding": trained["padding_waste"],
@@ -102,6 +102,7 @@ def measure(config: RunConfig, shape: str, steps: int, memory: gpu_run.Memory) -
         with gpu_run.running(config, model) as actors:
             gpu_run.never_end(actors.engines)
             gpu_run.ask(names.POLICY, "snapshot_reference")
+            gpu_run.ask(names.COLLECTOR, "begin_generating")
             plane = connect(actors.address, timeout_s=120)
             rows = []
             for number in range(WARM_UP + steps):

@@ -1,6 +1,6 @@
 """Tokens/s of our collector against vLLM alone: the same prompts, lengths and engine settings, on one GPU, in one run.
 
-  ours   Collector.rollout: requests by Ray to an engine actor, responses with log-probabilities back, scored, into the data plane;
+  ours   the collector's loop: requests by Ray to an engine actor, responses with log-probabilities back, scored, into the data plane;
          counted until the last response (`generate`), and with scoring and storing (`stored`).
   vLLM   `LLM.generate` in a process of its own, token ids in and out, with the sampled tokens' log-probabilities (as GRPO needs them),
          without a seed per request; not stored anywhere.
@@ -78,16 +78,17 @@ def main() -> None:
             gpu_run.never_end(actors.engines)
             # Beside Ray's books: its GPU is the engine's.
             alone: Any = ray.remote(num_cpus=1)(Alone).remote(config.generation, model)
+            gpu_run.ask(names.COLLECTOR, "begin_generating")
             rows: list[dict[str, float]] = []
             for number, prompts in enumerate(draw(config, model, options.rounds + 1)):
                 tokens, seconds = ray.get(alone.generate.remote(prompts, config.rollout.max_new_tokens), timeout=600)
-                rollout = gpu_run.ask(names.COLLECTOR, "rollout", number, 0)
-                gpu_run.ask(names.COLLECTOR, "clear", rollout.meta)
-                ours, generate = rollout.metrics["generated_tokens"], rollout.metrics["time/generate"]
+                claim, report = gpu_run.rollout(number, config.rollout.prompts_per_step)
+                gpu_run.ask(names.LEDGER, "trained", claim.uids)
+                ours, generate = report["generated_tokens"], report["time/generate"]
                 assert ours == tokens, f"{ours} response tokens, vLLM alone {tokens}"
                 rows.append({
                     "alone": tokens / seconds, "generate": ours / generate,
-                    "stored": ours / (generate + rollout.metrics["time/score_and_store"]),
+                    "stored": ours / (generate + report["time/score_and_store"]),
                 })  # fmt: skip
                 print("  ".join(f"{name} {value:.0f} tokens/s" for name, value in rows[-1].items()), flush=True)
             ray.kill(alone)

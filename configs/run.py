@@ -114,6 +114,19 @@ class RunConfig(BaseRunConfig, ScoredConfig):
         return min(context, self.generation.max_model_len or context) - self.rollout.max_new_tokens
 
     @property
+    def ledger(self) -> AsyncConfig:
+        """How prompt groups are admitted and served. Synchronous: exactly the next step's, in the order of drawing."""
+        if self.mode == "async":
+            return self.asynchronous
+        return AsyncConfig(
+            sampler="in_order",
+            max_trajectory_age_steps=0,
+            buffer_capacity=2 * self.rollout.prompts_per_step,  # the step before may still hold its rows
+            stall_timeout_s=self.deadlines.rollout,
+            stall_report_every_s=min(30.0, self.deadlines.rollout),
+        )
+
+    @property
     def samples_per_step(self) -> int:
         return self.rollout.prompts_per_step * self.rollout.responses_per_prompt
 

@@ -4,7 +4,8 @@ warm start ─► ┌► rollout ─► logprob ─► ref_logprob ─► advant
               └────────────────────────── step 1 .. N ◄────────────────────────────┘
               validate every few steps
 
-With `mode: async` generation never pauses: one rollout task fills the replay buffer, and each step begins by claiming groups from it.
+Beside the steps one loop answers prompts and fills the ledger. When a version of the weights is announced, a synchronous run begins the
+next step's groups; with `mode: async` they are begun ahead, and generation never pauses. A step begins by taking its groups.
 
 python -m flows.grpo --recipe arithmetic-cpu steps=20 model.hidden_size=256
 """
@@ -18,7 +19,6 @@ from flows.grpo_session import GrpoSession
 from flows.grpo_step import GrpoStep
 from flows.parameters import Steps, with_steps
 from flows.session import run_name
-from tasks.coming import Batch
 
 
 @flow(name="grpo", flow_run_name=run_name, validate_parameters=False)
@@ -35,38 +35,29 @@ def grpo(recipe: str = "arithmetic-cpu", overrides: list[str] | None = None, ste
         warm_start(run)
         run.begin_grpo()
         run.validate(step=0)
-        if config.mode == "sync":
-            synchronous(run)
-        else:
-            asynchronous(run)
+        with run.generating():
+            for step in range(1, run.steps + 1):
+                run.announce_weights()
+                with run.step(step) as stage:
+                    improve_policy(run, stage)
+                run.validate_now_and_then(step)
         run.export()
     return run.summary()
 
 
-def synchronous(run: GrpoSession) -> None:
-    """Each step generates with the weights that it trains."""
-    for step in range(1, run.steps + 1):
-        with run.step(step) as stage:
-            improve_policy(stage, stage.rollout())
-        run.validate_now_and_then(step)
-
-
-def asynchronous(run: GrpoSession) -> None:
-    """Each step trains groups that are at most `max_trajectory_age_steps` old, while the next are being generated."""
-    with run.generating():
-        for step in range(1, run.steps + 1):
-            with run.async_step(step) as stage:
-                improve_policy(stage, stage.claim())
-            run.validate_now_and_then(step)
-
-
-def improve_policy(stage: GrpoStep, batch: Batch) -> None:
-    """From scored responses to new weights in the engines."""
-    batch = stage.logprob(batch)
-    batch = stage.ref_logprob(batch)
-    chosen = stage.advantage(batch)
-    stage.train(chosen)
-    stage.refit()
+def improve_policy(run: GrpoSession, stage: GrpoStep) -> None:
+    """From responses to new weights in the engines."""
+    stage.submit_rollout()
+    run.close_step_before()
+    batch = stage.wait_for_rollout()
+    batch = stage.submit_logprob(batch)
+    batch = stage.submit_ref_logprob(batch)
+    batch = stage.wait_for_advantage(batch)
+    stage.submit_train(batch)
+    stage.submit_refit()
+    stage.wait_for_train()
+    stage.submit_clear()
+    stage.wait_for_refit()
 
 
 def warm_start(run: GrpoSession) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,19 +14,18 @@ from actors.rollout.samples import SlowSample, Validation
 from actors.rollout.validation import OWN_SET
 from actors.waiting import ActorGoneError, ActorTimeoutError
 from configs.run import RunConfig
-from flows.grpo_step import AsyncGrpoStep, GrpoStep
+from flows.grpo_step import GrpoStep
 from flows.session import Prepared, Session
 from tasks.checkpoint import export_hf
-from tasks.coming import Coming
 from tasks.evaluate import validate
 from tasks.generate import generate, stop_generating
 from tasks.launch import RunActors, launch, planned_actors
 from tasks.refit import refit
-from tasks.replay import set_version
 from tasks.reporting.samples import Phase, Sample, SamplesWriter
 from tasks.reporting.slowest import SlowestWriter
 from tasks.reporting.summary import SetAccuracy
 from tasks.reporting.text import estimate
+from tasks.rollout import announce
 from tasks.train import begin_grpo
 from tasks.warm_start import begin_warm_start, warm_start
 
@@ -36,7 +36,7 @@ class GrpoSession(Session[RunConfig]):
     """Use as a context manager.
 
     Attributes:
-        weight_version: of the weights in the engines.
+        weight_version: of the weights in the engines. announced_at: monotonic seconds, when the ledger heard of a version last.
         weight_updates: how new weights reach them.
     """
 
@@ -51,7 +51,7 @@ class GrpoSession(Session[RunConfig]):
         self._logprob_errors: list[float] = []
         self._not_scored: dict[str, list[float]] = {"timed_out": [], "failed": []}  # fractions of each step's responses
         self._validations: dict[int, dict[str, Validation]] = {}
-        self._next: GrpoStep | None = None
+        self.announced_at = 0.0
         rules = config.asynchronous
         self.weight_updates = UpdateOptions()
         if config.mode == "async":
@@ -97,7 +97,7 @@ class GrpoSession(Session[RunConfig]):
         """Validation accuracy and reward after `step` steps; the first one is "before"."""
         with self.time("validate") as timer:
             answers = validate.submit(self.namespace, str(step), self.weight_version, self.config.deadlines.validation)
-            self.finish_last_step()
+            self.close_step_before()
             found = {OWN_SET: answers.result()}
             for name in self.config.validation.sets:
                 found[name] = validate(self.namespace, f"{step}-{name}", self.weight_version, self.config.deadlines.validation, name)
@@ -116,20 +116,13 @@ class GrpoSession(Session[RunConfig]):
 
     def validate_now_and_then(self, step: int) -> None:
         """Every `validate_every` steps, and after the last."""
-        if self._validates(step):
+        if step % self.config.validate_every == 0 or step == self.steps:
             self.validate(step)
 
-    def _validates(self, step: int) -> bool:
-        return step % self.config.validate_every == 0 or step == self.steps
-
-    def goes_straight_on(self, step: int) -> bool:
-        """Whether a rollout with the step's weights follows it, and nothing comes between."""
-        return self.config.mode == "sync" and not self._validates(step)
-
-    def begin_rollout(self, number: int, weights: Coming[int]) -> None:
-        """Submit the next step's rollout, to begin when the weights are there."""
-        self._next = GrpoStep(self, number)
-        self._next.rollout_after(weights)
+    def announce_weights(self) -> None:
+        """The next step trains the weights that the engines have: the ledger may admit its groups."""
+        self.announced_at = time.monotonic()
+        announce(self.namespace, self.weight_version)
 
     def show_samples(self, step: int, phase: Phase, samples: Sequence[Sample], slowest: Sequence[SlowSample]) -> None:
         """What the model said, and which answers took longest to score, into the run directory and the Prefect UI."""
@@ -145,21 +138,18 @@ class GrpoSession(Session[RunConfig]):
 
     @contextmanager
     def step(self, number: int) -> Iterator[GrpoStep]:
-        """One synchronous step."""
-        begun, self._next = self._next, None
-        with self._step(begun or GrpoStep(self, number)) as step:
+        """One step, beside `generating`."""
+        with self.running(GrpoStep(self, number)) as step:
             yield step
-
-    @contextmanager
-    def async_step(self, number: int) -> Iterator[AsyncGrpoStep]:
-        """One step beside `generating`."""
-        with self._step(AsyncGrpoStep(self, number)) as step:
-            yield step
+            step.metrics["weight_version"] = self.weight_version
+        self._logprob_errors.append(step.metrics["logprob_error/mean"])
+        for name, values in self._not_scored.items():
+            values.append(step.metrics.get(f"scoring/{name}", 0.0))
 
     @contextmanager
     def generating(self) -> Iterator[None]:
-        """Generation goes on without pause inside the block; its task run stays open as long."""
-        set_version(self.namespace, self.weight_version)
+        """Prompts are answered inside the block as the ledger admits them; the task run of it stays open as long."""
+        self.announce_weights()
         going = generate.submit(self.namespace, self.steps * self.config.rollout.prompts_per_step)
         try:
             yield
@@ -167,15 +157,6 @@ class GrpoSession(Session[RunConfig]):
             with suppress(ActorGoneError, ActorTimeoutError):  # then the task's own state says so
                 stop_generating(self.namespace)
             going.wait(timeout=_LAST_WORD_S)
-
-    @contextmanager
-    def _step[S: GrpoStep](self, step: S) -> Iterator[S]:
-        with self.running(step):
-            yield step
-            step.metrics["weight_version"] = self.weight_version
-        self._logprob_errors.append(step.metrics["logprob_error/mean"])
-        for name, values in self._not_scored.items():
-            values.append(step.metrics.get(f"scoring/{name}", 0.0))
 
     def export(self) -> None:
         """The trained policy as a Hugging Face directory."""

@@ -10,7 +10,6 @@ GrpoSession (grpo_session.py), SftSession (sft_session.py) and EvaluateSession (
 
 from __future__ import annotations
 
-import sys
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -108,7 +107,6 @@ class Session[C: BaseConfig](ABC):
     # ---- lifetime ----
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(_quick_hand_over())
         self.publisher = Publisher(self.flow)
         self.directory = RunDirectory.create(self.config.output_dir, self.config.name, latest=self.makes_model)
         self.directory.config.write_text(dump(self.config))
@@ -145,7 +143,7 @@ class Session[C: BaseConfig](ABC):
                 self._status = "cancelled"
         with self._stack:  # the actors end even when the report cannot be written
             try:
-                self.finish_last_step()
+                self.close_step_before()
             except Exception:
                 if kind is None:
                     raise
@@ -160,13 +158,16 @@ class Session[C: BaseConfig](ABC):
 
     @contextmanager
     def running[S: Step](self, step: S) -> Iterator[S]:
-        """The stages of one step. Its keys are cleared even when a stage raised; `finish_last_step` does the rest."""
+        """The stages of one step. Its keys are cleared even when a stage raised; `close_step_before` does the rest."""
         started = time.monotonic()
         try:
             yield step
-            step.wait_for_training()
         except BaseException:
-            for what, clean_up in (("its stages could not be withdrawn", step.withdraw), ("its keys could not be cleared", step.clear)):
+            for what, clean_up in (
+                ("its stages could not be withdrawn", step.withdraw),
+                ("its keys could not be cleared", step.submit_clear),
+                ("its keys could not be cleared", step.wait_for_clear),
+            ):
                 try:
                     clean_up()
                 except Exception:  # noqa: BLE001  (the stage's own error is the one to raise)
@@ -174,13 +175,12 @@ class Session[C: BaseConfig](ABC):
             raise
         self._unfinished = step, time.monotonic() - started
 
-    def finish_last_step(self) -> None:
-        """See that the keys of the step before are gone, and write its metrics. Call beside the next stage, whichever that is."""
+    def close_step_before(self) -> None:
+        """Wait until the keys of the step before are gone, and write its metrics. Call beside the next stage, whichever that is."""
         if self._unfinished is None:
             return
         (step, seconds), self._unfinished = self._unfinished, None
-        step.clear()
-        step.metrics |= step.data_plane()
+        step.wait_for_clear()
         step.metrics |= {"time/step": seconds, "tokens_per_s": step.metrics["tokens"] / seconds}
         self._tokens += step.metrics["tokens"]
         self._steps_done = step.number
@@ -232,14 +232,3 @@ class Timer:
 
     def stop(self) -> None:
         self.seconds = time.monotonic() - self._started
-
-
-@contextmanager
-def _quick_hand_over() -> Iterator[None]:
-    """A step's calls leave from several threads: one that waits for Python gets it after 1 ms, and not after its default of 5."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(0.001)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)

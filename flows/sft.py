@@ -33,8 +33,12 @@ def sft(recipe: str = "sft-cpu", overrides: list[str] | None = None, steps: Step
         stopping.see(run.validate(step=0))
         for step in range(1, run.steps + 1):
             with run.step(step) as stage:
-                batch = stage.batch()
-                stage.train(batch)
+                stage.submit_batch()
+                run.close_step_before()
+                batch = stage.wait_for_batch()
+                stage.submit_train(batch)
+                stage.wait_for_train()
+                stage.submit_clear()
             last = step == run.steps
             if last or step % config.validate_every == 0:
                 stopping.see(run.validate(step))

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from prefect.futures import PrefectFuture
+from prefect.utilities.annotations import quote
+
 from actors.data_plane.meta import KVBatchMeta
 from actors.preflight_sft import SupervisedData, check_sft, prepare_sft_model
 from configs.sft import SftConfig
 from flows.session import Prepared, Session
-from flows.step import Step
-from tasks.call import submit_and_send
+from flows.step import Metrics, Step
 from tasks.checkpoint import checkpoint
+from tasks.clear import clear
 from tasks.launch import RunActors, launch_sft, planned_sft_actors
 from tasks.reporting.checkpoints import Checkpoints
 from tasks.reporting.run_dir import point
@@ -22,17 +25,27 @@ from tasks.supervised import supervised_batch, validation_loss
 
 
 class SftStep(Step):
-    """The stages of one supervised step; `train` and `clear` are those of every flow."""
+    """The stages of one supervised step; `train` is that of every flow."""
 
-    def batch(self) -> KVBatchMeta:
-        """The next samples, tokenised and stored."""
-        timeout_s = self._run.config.deadlines.clear
-        self._time_first("batch")
-        self._first = submit_and_send(supervised_batch, self._run.namespace, self.number, timeout_s)
-        result = self._result_of_first()
-        self._written = result.meta
+    def __init__(self, run: SftSession, number: int) -> None:
+        super().__init__(run, number)
+        self._written: KVBatchMeta | None = None
+
+    def submit_batch(self) -> None:
+        """The next samples are tokenised and stored."""
+        self._futures["batch"] = supervised_batch.submit(self._run.namespace, self.number, self._run.config.deadlines.clear)
+
+    def wait_for_batch(self) -> KVBatchMeta:
+        """They are in the data plane when this returns."""
+        result = self._wait_for("batch")
         self.metrics["dropped_samples"] = result.dropped
-        return result.meta
+        self._written = result.meta
+        return self._written
+
+    def _clear(self) -> PrefectFuture[Metrics] | None:
+        if self._written is None:
+            return None
+        return clear.submit(self._run.namespace, self.number, quote(self._written), self._run.config.deadlines.clear)
 
 
 @dataclass(frozen=True)
@@ -81,7 +94,7 @@ class SftSession(Session[SftConfig]):
         """The loss on the held-out samples after `step` steps."""
         with self.time("validate") as timer:
             answer = validation_loss.submit(self.namespace, step, self.config.deadlines.policy_stage)
-            self.finish_last_step()
+            self.close_step_before()
             loss = answer.result()
         self._losses[step] = loss
         values = {"loss/validation": loss, "time/validate": timer.seconds}

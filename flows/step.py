@@ -1,18 +1,15 @@
 """One step of any flow: its stages are Prefect tasks, which get their arguments here and are timed.
 
-A task run costs some milliseconds before and after its work. They hide behind what goes on beside it:
+A method that is called `submit_..` returns at once, one that is called `wait_for_..` waits; the page's order is the order of events:
 
-    rollout ─┬► logprob ─► ref_logprob ─┬► train ─┬► refit ─┬► rollout
-             └► advantage ──────────────┘         └► clear ─┴► metrics written    (of this step, beside the next one's rollout)
+    flow            rollout ─┬─► advantage ─┬─► train, refit are submitted ─► waits
+    policy group             └► logprob ─► ref_logprob ─► train ─► refit
 
-Task runs begin before it is their stage's turn. Those of logprob, ref_logprob and the next step's rollout wait in this process for samples
-and weights (tasks/coming.py); train and refit are with the policy group, which begins each one when those before it have ended well.
+Stages of the policy are sent ahead: the group begins each one when those of the step that were sent before it have ended well (turns.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from prefect.futures import PrefectFuture
@@ -20,12 +17,12 @@ from prefect.utilities.annotations import quote
 
 from actors.data_plane.meta import KVBatchMeta
 from actors.policy.turns import Turn
-from tasks.clear import clear
-from tasks.data_plane import data_plane_metrics
 from tasks.train import train, withdraw
 
 if TYPE_CHECKING:
     from flows.session import Session
+
+type Metrics = dict[str, float]
 
 
 class Step:
@@ -36,51 +33,39 @@ class Step:
 
     def __init__(self, run: Session[Any], number: int) -> None:
         self._run, self.number = run, number
-        self._first: PrefectFuture[Any] | None = None
-        self._first_timer = ExitStack()
-        self._written: KVBatchMeta | None = None
         self._sent: tuple[str, ...] = ()  # stages that are with the policy group, or were
-        self._before_train: dict[str, PrefectFuture[Any]] = {}
-        self._training: PrefectFuture[dict[str, float]] | None = None
-        self._clearing: PrefectFuture[dict[str, float]] | None = None
-        self._trained = False
-        self.metrics: dict[str, float] = {}
+        self._futures: dict[str, PrefectFuture[Any]] = {}  # by stage
+        self.trained = False
+        self.metrics: Metrics = {}
 
-    def train(self, batch: KVBatchMeta) -> None:
+    def submit_train(self, batch: KVBatchMeta) -> None:
         """Optimizer steps on the batch, when the stages before it are done."""
         timeout_s = self._run.config.deadlines.policy_stage
-        self._training = train.submit(self._run.namespace, self.number, quote(batch), self._run.flow, timeout_s, self._turn("train"))
+        arguments = self._run.namespace, self.number, quote(batch), self._run.flow, timeout_s
+        self._futures["train"] = train.submit(*arguments, self._turn("train"))
 
-    def wait_for_training(self) -> None:
-        """What training reported; the step's samples are cleared beside what the step still does."""
-        if self._training is None or self._trained:
-            return
-        for stage, future in self._before_train.items():
-            with self._run.time(stage):  # what was still to wait for: the rest of it ran beside other stages
-                result = dict(future.result() or {})  # None: skipped
-            self.metrics[f"time/{stage}"] = result.pop("logprob_s", 0.0)
-            self.metrics |= result
-        with self._timed("train"):
-            self.metrics |= self._training.result()
-        self._trained = True
-        self._begin_clear()
+    def wait_for_train(self) -> None:
+        """The weights have changed when this returns."""
+        self.metrics |= self._wait_for("train")
+        self.trained = True
+
+    def submit_clear(self) -> None:
+        """This step's keys leave the data plane; nothing when it has none."""
+        if "clear" not in self._futures and (clearing := self._clear()) is not None:
+            self._futures["clear"] = clearing
+
+    def wait_for_clear(self) -> None:
+        """They have left when this returns; `metrics` has what the data plane did for the run so far."""
+        if "clear" in self._futures:
+            self.metrics |= self._futures["clear"].result()
 
     def withdraw(self) -> None:
         """What was sent ahead does not begin any more."""
         if self._sent:
             withdraw(self._run.namespace, self.number)
 
-    def clear(self) -> None:
-        """This step's keys have left the data plane when this returns."""
-        self._begin_clear()
-        if self._clearing is not None:
-            self._clearing.result()
-
-    def data_plane(self) -> dict[str, float]:
-        """What the data plane did for the run so far. Call after `clear`, which knows it."""
-        if self._clearing is not None:
-            return self._clearing.result()
-        return data_plane_metrics(self._run.namespace, self._run.config.deadlines.clear)
+    def _clear(self) -> PrefectFuture[Metrics] | None:
+        raise NotImplementedError
 
     def _turn(self, stage: str) -> Turn:
         """The stage's turn is when those that were sent before it are done."""
@@ -88,24 +73,9 @@ class Step:
         self._sent += (stage,)
         return turn
 
-    def _begin_clear(self) -> None:
-        if self._clearing is None and self._written is not None:
-            timeout_s = self._run.config.deadlines.clear
-            self._clearing = clear.submit(self._run.namespace, self.number, quote(self._written), timeout_s)
-
-    def _time_first(self, stage: str) -> None:
-        """The step's first stage takes from now until `_result_of_first`."""
-        self._first_timer.enter_context(self._timed(stage))
-
-    def _result_of_first(self) -> Any:
-        """What `_first` returned; what is left of the step before is done meanwhile."""
-        assert self._first is not None
-        with self._first_timer:
-            self._run.finish_last_step()
-            return self._first.result()
-
-    @contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
+    def _wait_for(self, stage: str) -> Any:
+        """The result of a stage; what was still to wait for is its time."""
         with self._run.time(stage) as timer:
-            yield
+            result = self._futures[stage].result()
         self.metrics[f"time/{stage}"] = timer.seconds
+        return result

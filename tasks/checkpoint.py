@@ -7,13 +7,14 @@ from pathlib import Path
 from prefect import task
 
 from actors import names
-from tasks.call import RETRIED, call
+from actors.policy.group import PolicyGroup
+from tasks.call import RETRIED, ask
 
 
 @task(name="export-hf", task_run_name="export-hf", **RETRIED)
 def export_hf(namespace: str, path: str, timeout_s: float) -> str:
     """Write `path` so that transformers and vLLM load it."""
-    call(namespace, names.POLICY, "save_hf", path, timeout_s=timeout_s)
+    ask(namespace, names.POLICY, timeout_s, PolicyGroup.save_hf, path)
     return path
 
 
@@ -22,6 +23,6 @@ def checkpoint(namespace: str, step: int, directory: str, timeout_s: float) -> s
     """Write `directory`, which is there as a whole or not at all. Returns it."""
     target = Path(directory)
     partial = target.with_name(f".{target.name}.partial")
-    call(namespace, names.POLICY, "save_hf", str(partial), timeout_s=timeout_s)
+    ask(namespace, names.POLICY, timeout_s, PolicyGroup.save_hf, str(partial))
     partial.replace(target)
     return directory

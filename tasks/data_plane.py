@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from actors import names
-from tasks.call import call
+from actors.policy.group import PolicyGroup
+from actors.rollout.collector import Collector
+from tasks.call import ask
 
 
 def data_plane_metrics(namespace: str, timeout_s: float) -> dict[str, float]:
@@ -12,6 +14,5 @@ def data_plane_metrics(namespace: str, timeout_s: float) -> dict[str, float]:
     Raises:
         ActorGoneError, ActorTimeoutError.
     """
-    usage = call(namespace, names.POLICY, "data_plane_usage", timeout_s=timeout_s)
-    metrics: dict[str, float] = call(namespace, names.COLLECTOR, "data_plane_metrics", usage, timeout_s=timeout_s)
-    return metrics
+    usage = ask(namespace, names.POLICY, timeout_s, PolicyGroup.data_plane_usage)
+    return ask(namespace, names.COLLECTOR, timeout_s, Collector.data_plane_metrics, usage)

@@ -9,23 +9,24 @@ from prefect import task
 
 from actors import names
 from actors.environments import Problem, build
+from actors.environments.actor import EnvironmentActor
 from actors.environments.rewards.base import Response
 from actors.environments.scoring.verdict import Verdict
 from actors.generation.pool import EnginePool
 from actors.policy.hf import check_model_dir
+from actors.rollout.collector import Collector
 from actors.rollout.prompts import PromptEncoder
 from actors.rollout.samples import SLOWEST, Validation
 from actors.rollout.validation import OWN_SET, Validator
 from configs.evaluate import EvaluateConfig
-from tasks.call import RETRIED, STAGE, call
+from tasks.call import RETRIED, STAGE, ask
 from tasks.reporting.jsonl import append, open_lines
 
 
 @task(name="validate", task_run_name="validate-{step}", **RETRIED)
 def validate(namespace: str, step: str, weight_version: int, timeout_s: float, name: str = OWN_SET) -> Validation:
     """What the engines' present weights achieve on a validation set. `step` is a number or a label such as warm-start-20."""
-    result: Validation = call(namespace, names.COLLECTOR, "validate", weight_version, name, timeout_s=timeout_s)
-    return result
+    return ask(namespace, names.COLLECTOR, timeout_s, Collector.validate, weight_version, name)
 
 
 @task(name="evaluate", task_run_name="evaluate-{step}", **STAGE)
@@ -40,8 +41,7 @@ def evaluate_model(
     source, sampling = config.sources[name], config.sampling
 
     def score(problems: Sequence[Problem], responses: Sequence[Response]) -> list[Verdict]:
-        verdicts: list[Verdict] = call(namespace, names.ENVIRONMENT, "score", problems, responses, timeout_s=config.deadlines.score)
-        return verdicts
+        return ask(namespace, names.ENVIRONMENT, config.deadlines.score, EnvironmentActor.score, problems, responses)
 
     validator = Validator(
         build(source, config.seed),

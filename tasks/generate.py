@@ -1,4 +1,4 @@
-"""The long-running task of an asynchronous run: generation without pause, and how it stands."""
+"""generate: the long-running task beside all steps, which shows how generation stands."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ from uuid import UUID
 
 from prefect import get_run_logger, task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.client.schemas import State
+from prefect.states import Cancelled
 
 from actors import names
+from actors.policy.turns import WithdrawnError
+from actors.rollout.collector import Collector
+from actors.rollout.ledger_actor import LedgerActor
 from actors.rollout.samples import Progress
-from tasks.call import STAGE, call
+from tasks.call import STAGE, ask
 
 _EVERY_S = 3.0  # between updates of the artifact
 _ANSWER_S = 60.0
@@ -19,8 +24,8 @@ class GenerationEndedError(RuntimeError):
     """The collector gave up; the message says why."""
 
 
-@task(name="rollout", task_run_name="rollout", **STAGE)
-def generate(namespace: str, groups: int) -> dict[str, float]:
+@task(name="generate", task_run_name="generate", **STAGE)
+def generate(namespace: str, groups: int) -> dict[str, float] | State:
     """Generate until `stop_generating`. Returns groups and tokens in all, and per second.
 
     Args:
@@ -29,18 +34,25 @@ def generate(namespace: str, groups: int) -> dict[str, float]:
     Raises:
         GenerationEndedError: the collector gave up. ActorGoneError, ActorTimeoutError: it is lost.
     """
+    try:
+        return _watch(namespace, groups)
+    except WithdrawnError as error:
+        return Cancelled(message=str(error))
+
+
+def _watch(namespace: str, groups: int) -> dict[str, float]:
     logger = get_run_logger()
-    call(namespace, names.COLLECTOR, "begin_generating", timeout_s=_ANSWER_S)
+    ask(namespace, names.COLLECTOR, _ANSWER_S, Collector.begin_generating)
     artifact = create_progress_artifact(progress=0.0, key="grpo-rollout", description="generation has begun")
     assert isinstance(artifact, UUID)  # prefect types the call as sync-or-async
     before: Progress | None = None
     while True:
-        progress: Progress = call(namespace, names.COLLECTOR, "progress", _EVERY_S, timeout_s=_EVERY_S + _ANSWER_S)
+        progress = ask(namespace, names.COLLECTOR, _EVERY_S + _ANSWER_S, Collector.progress, _EVERY_S)
         for line in progress.log:
             logger.warning(line)
         if progress.error is not None:
             raise GenerationEndedError(progress.error)
-        buffer = call(namespace, names.REPLAY, "metrics", timeout_s=_ANSWER_S)
+        buffer = ask(namespace, names.LEDGER, _ANSWER_S, LedgerActor.metrics)
         update_progress_artifact(
             artifact, progress=min(100.0, 100.0 * progress.groups / groups), description=_line(progress, before, buffer)
         )
@@ -61,7 +73,7 @@ def stop_generating(namespace: str) -> None:
     Raises:
         ActorGoneError, ActorTimeoutError: the collector is lost.
     """
-    call(namespace, names.COLLECTOR, "stop_generating", timeout_s=_ANSWER_S)
+    ask(namespace, names.COLLECTOR, _ANSWER_S, Collector.stop_generating)
 
 
 def _line(now: Progress, before: Progress | None, buffer: dict[str, float]) -> str:

@@ -1,9 +1,8 @@
 """Starts a run's actors, all at once, and ends them.
 
-    grpo       driver (flow process) ── owns ──► data plane, engines, environment, collector, policy group ── owns ──► policy workers
-                                                 and the replay buffer, when `mode` is async
-    sft        driver (flow process) ── owns ──► data plane, collector, policy group ── owns ──► policy workers
-    evaluate   driver (flow process) ── owns ──► engines of each model, environment
+    grpo       flow process ── owns ──► data plane, engines, environment, ledger, collector, policy group ── owns ──► policy workers
+    sft        flow process ── owns ──► data plane, collector, policy group ── owns ──► policy workers
+    evaluate   flow process ── owns ──► engines of each model, environment
 
 Ray ends what a driver owns when the driver ends, however it ends: return, failure, cancellation or SIGKILL.
 """
@@ -30,8 +29,8 @@ from actors.policy.group import PolicyGroup
 from actors.preflight import longest_sample
 from actors.preflight_sft import SupervisedData
 from actors.rollout.collector import Collector
+from actors.rollout.ledger_actor import ledger_actor_class
 from actors.rollout.prompts import end_token_ids
-from actors.rollout.replay_actor import replay_actor_class
 from actors.rollout.supervised import SupervisedCollector
 from actors.waiting import look_for, wait_all
 from configs import settings
@@ -74,7 +73,7 @@ def planned_actors(config: RunConfig) -> list[tuple[str, str]]:
         _planned_data_plane(config),
         *((name, engine) for name in names.engines(config.generation.num_engines)),
         _planned_rewards(config),
-        *_planned_replay(config),
+        _planned_ledger(config),
         (names.COLLECTOR, f"{config.rollout.prompts_per_step} prompts x {config.rollout.responses_per_prompt} responses a step"),
         *_planned_policy(config.policy),
     ]
@@ -113,12 +112,10 @@ def _planned_data_plane(config: BaseRunConfig) -> tuple[str, str]:
     return "data plane", f"TransferQueue: a controller and {config.data_plane.num_storage_units} storage unit(s)"
 
 
-def _planned_replay(config: RunConfig) -> list[tuple[str, str]]:
-    if config.mode == "sync":
-        return []
-    rules = config.asynchronous
+def _planned_ledger(config: RunConfig) -> tuple[str, str]:
+    rules = config.ledger
     groups = rules.capacity(config.rollout.prompts_per_step)
-    return [(names.REPLAY, f"{groups} groups at most, {rules.sampler}, at most {rules.max_trajectory_age_steps} steps old when trained")]
+    return names.LEDGER, f"{groups} groups at most, {rules.sampler}, at most {rules.max_trajectory_age_steps} steps old when trained"
 
 
 def _planned_policy(policy: PolicyConfig) -> list[tuple[str, str]]:
@@ -171,8 +168,7 @@ def launch(config: RunConfig, model_path: str, namespace: str) -> RunActors:
         address = start.data_plane()
         options = _computing(_side_by_side(config, config.policy.parallel.world_size), placement.worker)
         start.policy(model_path, config.optimizer, config.rollout.temperature, longest_sample(config, model_path), options, placement.refit)
-        if config.mode == "async":
-            start.replay(config, address)
+        start.ledger(config, address)
         start.actor(names.COLLECTOR, Collector, config, model_path, namespace, engines, names.ENVIRONMENT, address, threads=4)
     return RunActors(namespace, address, engines, start.ready)
 
@@ -242,12 +238,12 @@ class _Starting:
             threads=SCORING_THREADS,
         )  # fmt: skip
 
-    def replay(self, config: RunConfig, address: DataPlaneAddress) -> None:
-        self.handles[names.REPLAY] = (
-            replay_actor_class()
-            .options(name=names.REPLAY, namespace=self._namespace, num_cpus=0)
+    def ledger(self, config: RunConfig, address: DataPlaneAddress) -> None:
+        self.handles[names.LEDGER] = (
+            ledger_actor_class()
+            .options(name=names.LEDGER, namespace=self._namespace, num_cpus=0)
             .remote(
-                config.asynchronous, config.rollout.prompts_per_step, 0, "train",
+                config.ledger, config.rollout.prompts_per_step, 0, "train",
                 partial(connect, address, timeout_s=config.data_plane.timeout_s), partial(look_for, names.COLLECTOR, self._namespace),
             )
         )  # fmt: skip

@@ -8,7 +8,9 @@ from prefect import task
 
 from actors import names
 from actors.data_plane.meta import KVBatchMeta
-from tasks.call import RETRIED, STAGE, call
+from actors.policy.group import PolicyGroup
+from actors.rollout.supervised import SupervisedCollector
+from tasks.call import RETRIED, STAGE, ask
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class SupervisedBatch:
 @task(name="batch", task_run_name="batch-{step}", **STAGE)
 def supervised_batch(namespace: str, step: int, timeout_s: float) -> SupervisedBatch:
     """Put the next prompts and responses into the data plane."""
-    meta: KVBatchMeta = call(namespace, names.COLLECTOR, "supervised", step, timeout_s=timeout_s)
+    meta = ask(namespace, names.COLLECTOR, timeout_s, SupervisedCollector.supervised, step)
     return SupervisedBatch(meta, meta.extra_info.get("dropped_samples", 0))
 
 
@@ -34,12 +36,12 @@ def supervised_batch(namespace: str, step: int, timeout_s: float) -> SupervisedB
 def validation_loss(namespace: str, step: int, timeout_s: float) -> float:
     """Mean negative log-likelihood per response token over all held-out samples, in nats."""
     total = tokens = 0.0
-    for index in range(call(namespace, names.COLLECTOR, "validation_batches", timeout_s=timeout_s)):
-        meta = call(namespace, names.COLLECTOR, "validation_batch", index, timeout_s=timeout_s)
+    for index in range(ask(namespace, names.COLLECTOR, timeout_s, SupervisedCollector.validation_batches)):
+        meta = ask(namespace, names.COLLECTOR, timeout_s, SupervisedCollector.validation_batch, index)
         try:
-            found = call(namespace, names.POLICY, "evaluate", meta, timeout_s=timeout_s)
+            found = ask(namespace, names.POLICY, timeout_s, PolicyGroup.evaluate, meta)
         finally:
-            call(namespace, names.COLLECTOR, "clear", meta, timeout_s=timeout_s)
+            ask(namespace, names.COLLECTOR, timeout_s, SupervisedCollector.clear, meta)
         total += found["loss"] * found["response_tokens"]
         tokens += found["response_tokens"]
     return total / tokens

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from prefect import task
+from prefect.client.schemas import State
 
 from actors import names
 from actors.data_plane.meta import KVBatchMeta
+from actors.policy.group import PolicyGroup
 from actors.policy.turns import Turn
 from actors.policy.worker_actor import Objective
 from configs.policy import OptimizerConfig
-from tasks.call import STAGE, call, call_policy
+from tasks.call import STAGE, ask, ask_in_turn
 
 _ANSWER_S = 60.0
 
@@ -17,24 +19,23 @@ _ANSWER_S = 60.0
 @task(name="train", task_run_name="train-{step}", **STAGE)
 def train(
     namespace: str, step: int, meta: KVBatchMeta, objective: Objective, timeout_s: float, turn: Turn | None = None
-) -> dict[str, float]:
+) -> dict[str, float] | State:
     """One step. Returns loss, gradient norm, tokens, TFLOP, TFLOP/s per worker; of grpo also KL, clip fraction, log-probability error.
 
     Args:
         turn: inside a step: the stages that it comes after.
     """
-    result: dict[str, float] = call_policy(namespace, "train", meta, objective, turn=turn, timeout_s=timeout_s)
-    return result
+    return ask_in_turn(namespace, turn, timeout_s, PolicyGroup.train, meta, objective, turn)
 
 
 def withdraw(namespace: str, step: int) -> None:
     """The step's stages that wait at the policy group do not begin any more."""
-    call(namespace, names.POLICY, "withdraw", step, timeout_s=_ANSWER_S)
+    ask(namespace, names.POLICY, _ANSWER_S, PolicyGroup.withdraw, step)
 
 
 @task(name="begin-grpo", task_run_name="begin-grpo", **STAGE)
 def begin_grpo(namespace: str, optimizer: OptimizerConfig, with_reference: bool, timeout_s: float) -> None:
     """Fresh optimizer, and the weights as they are now become the reference policy (if a KL term wants one)."""
-    call(namespace, names.POLICY, "reset_optimizer", optimizer, timeout_s=timeout_s)
+    ask(namespace, names.POLICY, timeout_s, PolicyGroup.reset_optimizer, optimizer)
     if with_reference:
-        call(namespace, names.POLICY, "snapshot_reference", timeout_s=timeout_s)
+        ask(namespace, names.POLICY, timeout_s, PolicyGroup.snapshot_reference)

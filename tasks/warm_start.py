@@ -8,16 +8,16 @@ from prefect import task
 from prefect.logging import get_run_logger
 
 from actors import names
+from actors.policy.group import PolicyGroup
+from actors.rollout.collector import Collector
 from configs.policy import OptimizerConfig
-from tasks.call import STAGE, call
-from tasks.supervised import supervised_batch
-from tasks.train import train
+from tasks.call import STAGE, ask
 
 
 @task(name="begin-warm-start", task_run_name="begin-warm-start", **STAGE)
 def begin_warm_start(namespace: str, optimizer: OptimizerConfig, timeout_s: float) -> None:
     """An optimizer with the warm start's learning rate."""
-    call(namespace, names.POLICY, "reset_optimizer", optimizer, timeout_s=timeout_s)
+    ask(namespace, names.POLICY, timeout_s, PolicyGroup.reset_optimizer, optimizer)
 
 
 @task(name="warm-start", task_run_name="warm-start-{first}-to-{last}", **STAGE)
@@ -25,10 +25,10 @@ def warm_start(namespace: str, first: int, last: int, timeout_s: float) -> list[
     """Supervised steps first..last. Returns each one's metrics."""
     history = []
     for step in range(first, last + 1):
-        batch = supervised_batch.fn(namespace, step, timeout_s).meta
+        batch = ask(namespace, names.COLLECTOR, timeout_s, Collector.supervised, step)
         try:
-            history.append(train.fn(namespace, step, batch, "sft", timeout_s))
+            history.append(ask(namespace, names.POLICY, timeout_s, PolicyGroup.train, batch, "sft"))
         finally:
-            call(namespace, names.COLLECTOR, "clear", batch, timeout_s=timeout_s)
+            ask(namespace, names.COLLECTOR, timeout_s, Collector.clear, batch)
     get_run_logger().info("warm start steps %d to %d: loss %.3f", first, last, history[-1]["loss"])
     return history

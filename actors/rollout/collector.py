@@ -1,17 +1,14 @@
-"""The collector: draws prompts, has them answered and scored, and writes the samples into the data plane.
+"""The collector: everything between a prompt and its rows in the data plane.
 
-PromptStream ──prompts──► EnginePool ──responses──► EnvironmentActor ─verdicts──┐
-                                                                                ▼
-flow ◄── meta: keys, lengths, tags ──────────────────────── DataPlane.put(columns)
+PromptStream ──prompts──► EnginePool ──responses──► EnvironmentActor ─verdicts──► DataPlane.put(columns), Ledger.commit
 
-`rollout` answers one step's prompts and returns; between `begin_generating` and `stop_generating` a thread goes on without pause,
-and the groups go through the replay buffer (`continuous`).
+Training groups are answered by one loop in a thread (`loop`), between `begin_generating` and `stop_generating`. Validations and the warm
+start's batches are calls of their own.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,41 +16,50 @@ import ray
 
 from actors import names
 from actors.data_plane.connect import DataPlaneAddress, connect
-from actors.data_plane.meta import KVBatchMeta, mint_key
+from actors.data_plane.meta import KVBatchMeta
 from actors.data_plane.metrics import OperationUsage
 from actors.environments import Problem, build
 from actors.environments.dataset.problems import prompt_digest
 from actors.environments.rewards.base import Response
 from actors.environments.scoring.verdict import Verdict
-from actors.environments.scoring.verdict import metrics as scoring_metrics
 from actors.generation.pool import EnginePool
-from actors.generation.types import GenerationRequest, GenerationTimeoutError
+from actors.generation.types import GenerationRequest
 from actors.heap import freeze_heap
 from actors.policy.hf import check_model_dir
 from actors.rollout.assemble import TRAIN_FIELDS
-from actors.rollout.continuous import Continuous
-from actors.rollout.in_flight import InFlight, PromptGroup
+from actors.rollout.in_flight import PromptGroup
+from actors.rollout.loop import Pace, RolloutLoop
 from actors.rollout.prompts import PromptEncoder, PromptStream
-from actors.rollout.replay import Reservation
 from actors.rollout.requests import group_requests
-from actors.rollout.samples import SLOWEST, Progress, Rollout, SlowSample, StepReport, Validation, slowest
-from actors.rollout.scoring import Scoring, Written, observe, shown
+from actors.rollout.samples import SLOWEST, Progress, StepReport, Validation
+from actors.rollout.scoring import Scoring
 from actors.rollout.supervised import SampleReader, SampleStream, SupervisedBatches
 from actors.rollout.validation import OWN_SET, Validator, held_out_problems
 from actors.waiting import ActorTimeoutError, find, wait
 from configs.environment import EnvironmentConfig
 from configs.run import RunConfig
 
-_POLL_S = 0.2  # for responses while others are being scored, and the other way round
+_AHEAD = 16  # prompts that an asynchronous run asks places for at once
 
 
 class Collector:
     """Wrapped by `ray.remote` where the run starts its actors. `progress`, `report` and `stop_generating` may overlap the other calls."""
 
     def __init__(
-        self, config: RunConfig, model_path: str, namespace: str, engines: Sequence[str], environment: str, address: DataPlaneAddress
+        self,
+        config: RunConfig,
+        model_path: str,
+        namespace: str,
+        engines: Sequence[str],
+        environment: str,
+        address: DataPlaneAddress,
+        ledger: str = names.LEDGER,
     ) -> None:
-        self._config, self._namespace, self._engines = config, namespace, engines
+        """
+        Args:
+            environment, ledger: names of the actors.
+        """
+        self._config, self._namespace, self._engines, self._ledger = config, namespace, engines, ledger
         # One for the thread that generates without pause: tokenizers raise "Already borrowed" when two threads encode.
         self._encoder, self._rollout_encoder = (_encoder(model_path, config.environment) for _ in range(2))
         self._environment = build(config.environment, config.seed)
@@ -82,61 +88,19 @@ class Collector:
         # One stream: the first rollout draws the prompts that follow those of the warm start.
         reader = SampleReader(self._encoder, int(check_model_dir(model_path).max_position_embeddings), "error")
         self._warm_start, self._examples = SupervisedBatches(self._plane, "warm_start"), SampleStream(self._stream, reader)
-        self._continuous: Continuous | None = None
+        self._loop: RolloutLoop | None = None
 
     def ready(self) -> str:
         """A line for the log, once the actor can work."""
         freeze_heap()
         return "streamed prompts" if self._stream.size is None else f"{self._stream.size} prompts an epoch"
 
-    def rollout(self, step: int, weight_version: int) -> Rollout:
-        """Answer the next `prompts_per_step` prompts `responses_per_prompt` times each. Groups are scored and stored as they finish.
-
-        Raises:
-            EngineDiedError: an engine is gone or silent. ActorGoneError, ActorTimeoutError: the environment is.
-            ScoringError: too many responses have no reward.
-        """
-        started = time.monotonic()
-        groups = [self._group(weight_version) for _ in range(self._config.rollout.prompts_per_step)]
-        scoring, flying = self._new_scoring(), InFlight()
-        for group in groups:
-            flying.add(group)
-        self._pool.submit([request for group in groups for request in self._requests(group)])
-        written: dict[str, Written] = {}
-        generated, deadline = started, started + self._config.generation.timeout_s
-        while flying:
-            scoring.begin(flying.finish(self._pool.collect(_POLL_S)))
-            generated = time.monotonic()
-            if generated > deadline:
-                self._pool.abort([lost for uid in flying.uids() for lost in flying.remove(uid)])
-                raise GenerationTimeoutError(f"rollout {step}: not complete after {self._config.generation.timeout_s:.0f} s")
-            written |= {done.group.uid: done for done in scoring.written(0.0)}
-        while scoring:
-            written |= {done.group.uid: done for done in scoring.written(_POLL_S)}
-        if self._config.generation.sleep_level:
-            self._pool.sleep()  # until the refit
-        in_order = [written[group.uid] for group in groups]
-        for done in in_order:  # in the order of drawing, so that a curriculum is deterministic
-            observe(self._stream, done)
-        verdicts = [verdict for done in in_order for verdict in done.verdicts]
-        return Rollout(
-            meta=KVBatchMeta.concat([done.meta for done in in_order if done.meta is not None]),
-            samples=tuple(shown(done) for done in in_order[: self._config.logged_samples]),
-            slowest=slowest((SlowSample.of(done.group.problem.uid, verdict) for done in in_order for verdict in done.verdicts), SLOWEST),
-            metrics=scoring_metrics(verdicts)
-            | self._stream.metrics()
-            | {
-                "generated_tokens": sum(response.tokens for done in in_order for response in done.responses),
-                "time/generate": generated - started,
-                "time/score_and_store": time.monotonic() - generated,
-            },
-        )
-
     def validate(self, weight_version: int, name: str = OWN_SET) -> Validation:
         """Answer every problem of the validation set.
 
         Raises:
-            As `rollout`. ActorTimeoutError: a validation whose caller gave up is still running.
+            EngineDiedError: an engine is gone or silent. ActorGoneError, ActorTimeoutError: the environment is, or a validation whose
+            caller gave up is still running. ScoringError: too many responses have no reward.
         """
         config, rollout = self._config, self._config.rollout
         environment, encoder = self._sets[name]
@@ -152,38 +116,47 @@ class Collector:
         finally:
             self._validating.release()
 
-    # ---- generation without pause ----
+    # ---- training groups ----
 
     def begin_generating(self) -> None:
-        """Start to generate, for the replay buffer; goes on after this call.
+        """Start to answer what the ledger admits; goes on after this call.
 
         Raises:
-            RuntimeError: it has begun already. ActorGoneError: there is no replay buffer.
+            RuntimeError: it has begun already. ActorGoneError: there is no ledger.
         """
-        if self._continuous is not None:
+        if self._loop is not None:
             raise RuntimeError("generation has begun already")
-        self._continuous = Continuous(
+        ahead = self._config.mode == "async"
+        self._loop = RolloutLoop(
             stream=self._stream,
             requests=self._requests,
             rows=self._config.rollout.responses_per_prompt,
             pool=self._new_pool(),  # a pool belongs to one thread
-            scoring=self._new_scoring(),
-            replay=find(names.REPLAY, self._namespace),
+            scoring=Scoring(
+                self._scorer, self._rollout_encoder, self._plane, self._partition, self._config.deadlines.score, replaces=ahead
+            ),
+            ledger=find(self._ledger, self._namespace),
+            pace=Pace(
+                at_once=_AHEAD if ahead else self._config.rollout.prompts_per_step,
+                ahead=ahead,
+                outlives_engines=ahead,
+                sleeps=self._config.generation.sleep_level > 0 and not ahead,
+            ),
             shown=self._config.logged_samples,
         )
 
     def progress(self, wait_s: float) -> Progress:
-        """`Continuous.progress`."""
+        """`RolloutLoop.progress`."""
         return self._generating().progress(wait_s)
 
     def report(self) -> StepReport:
-        """`Continuous.report`."""
+        """`RolloutLoop.report`."""
         return self._generating().report()
 
     def stop_generating(self) -> None:
-        """`Continuous.stop`; nothing when it never began."""
-        if self._continuous is not None:
-            self._continuous.stop()
+        """`RolloutLoop.stop`; nothing when it never began."""
+        if self._loop is not None:
+            self._loop.stop()
 
     # ---- the rest ----
 
@@ -207,25 +180,14 @@ class Collector:
     def _requests(self, group: PromptGroup) -> list[GenerationRequest]:
         return group_requests(group, self._config.rollout, self._config.seed)
 
-    def _generating(self) -> Continuous:
-        if self._continuous is None:
+    def _generating(self) -> RolloutLoop:
+        if self._loop is None:
             raise RuntimeError("generation has not begun")
-        return self._continuous
+        return self._loop
 
     def _new_pool(self) -> EnginePool:
-        recover = self._config.mode == "async"  # the replay buffer goes on with the engines that are left
+        recover = self._config.mode == "async"  # the run goes on with the engines that are left
         return EnginePool(self._namespace, self._engines, timeout_s=self._config.generation.timeout_s, recover=recover)
-
-    def _new_scoring(self) -> Scoring:
-        replaces = self._config.mode == "async"  # the replay buffer admits others
-        return Scoring(
-            self._scorer, self._rollout_encoder, self._plane, self._partition, self._config.deadlines.score, replaces=replaces
-        )  # fmt: skip
-
-    def _group(self, weight_version: int) -> PromptGroup:
-        (drawn,) = self._stream.draw_encoded(1)
-        keys = tuple(mint_key(weight_version, drawn.uid, row) for row in range(self._config.rollout.responses_per_prompt))
-        return PromptGroup(drawn.problem, drawn.token_ids, Reservation(drawn.uid, keys, weight_version, None))
 
 
 def _encoder(model_path: str, source: EnvironmentConfig) -> PromptEncoder:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from actors.environments import Problem
 from actors.generation.types import GenerationResult
-from actors.rollout.replay import Reservation
+from actors.rollout.ledger import Reservation
 
 
 @dataclass

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from actors.data_plane.meta import KVBatchMeta
 from actors.environments import Problem
 from actors.environments.rewards.base import Response
 from actors.environments.scoring.verdict import OUTCOMES, Outcome, Verdict
@@ -110,17 +109,6 @@ class Sample(BaseModel):
     def slow(self) -> SlowSample:
         """What is kept of it among the slowest."""
         return SlowSample(uid=self.uid, label=self.label, seconds=self.seconds, outcome=self.outcome, error=self.error)
-
-
-class Rollout(BaseModel):
-    """What the synchronous rollout stage returns: metadata, a few readable samples, the slowest to score, and seconds."""
-
-    model_config = ConfigDict(frozen=True)
-
-    meta: KVBatchMeta
-    samples: tuple[Sample, ...]
-    metrics: dict[str, float]
-    slowest: tuple[SlowSample, ...] = ()
 
 
 class Scores(BaseModel):
@@ -251,11 +239,12 @@ def _cut(text: str) -> str:
 
 
 class StepReport(BaseModel):
-    """What the collector did since the last report, while it generates without pause.
+    """What the collector's loop did since the last report.
 
     Attributes:
-        samples: of the last groups that were committed. slowest: to score.
-        metrics: generated_tokens, idle/generator_s (seconds in which no engine had a request), engines/alive.
+        samples: of the first groups of these, in the order of drawing. slowest: to score.
+        metrics: generated_tokens; seconds in which an engine had a request (time/generate), in which groups were only being scored
+            (time/score_and_store), and of neither (idle/generator_s); engines/alive; verdicts and prompts.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -266,7 +255,7 @@ class StepReport(BaseModel):
 
 
 class Progress(BaseModel):
-    """How generation without pause stands.
+    """How the collector's loop stands.
 
     Attributes:
         groups, tokens: committed, and generated, since it began. seconds: since it began.

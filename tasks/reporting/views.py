@@ -86,7 +86,7 @@ class View:
 _NOT_SCORED = (Column("timed out", "scoring/timed_out", share, rare=True), Column("failed", "scoring/failed", share, rare=True))
 _GRPO = View(
     title="GRPO",
-    stages=("rollout", "claim", "logprob", "ref_logprob", "advantage", "train", "refit"),  # either of the first two
+    stages=("rollout", "logprob", "ref_logprob", "advantage", "train", "refit"),
     outside=("validate",),
     charts=(
         Chart(

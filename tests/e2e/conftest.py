@@ -20,14 +20,15 @@ import flows.grpo_session
 import flows.grpo_step
 import flows.sft_session
 import flows.step
+from actors.waiting import find, wait
 from flows.grpo import grpo
 from flows.parts import Record
 from flows.server import prefect_server
 from flows.up import worker_command
-from tasks.coming import Coming
 from tests.conftest import ROOT
 from tests.e2e.deployed import Deployed, gone
 from tests.e2e.tick import tick
+from tests.patience import WAIT_S
 
 DEPLOYMENT = "grpo/async"  # the one that the tests run to its end
 SHORT = [
@@ -38,6 +39,11 @@ SHORT = [
     "policy.optimizer.warmup_steps=0",
     "generation.kv_cache_gib=0.125", "generation.max_num_seqs=32",
 ]  # fmt: skip
+
+
+def call(namespace: str, actor: str, method: str, *arguments: Any) -> Any:
+    """Call a method of a run's actor by its name, and wait."""
+    return wait(getattr(find(actor, namespace), method).remote(*arguments), who=actor, what=method, timeout_s=WAIT_S)
 
 
 @dataclass
@@ -88,8 +94,6 @@ def _weigh(value: Any) -> tuple[int, int]:
         def reducer_override(self, obj: Any) -> Any:
             nonlocal tensors
             tensors += isinstance(obj, torch.Tensor)
-            if isinstance(obj, Coming):  # handed on within the process
-                return list, ([obj.value()],)
             return NotImplemented
 
     import io

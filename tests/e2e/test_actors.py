@@ -19,14 +19,14 @@ from actors.data_plane.connect import connect
 from actors.data_plane.meta import KVBatchMeta
 from actors.generation.types import GenerationRequest, UpdateOptions
 from actors.preflight import check, prepare_model
-from actors.rollout.samples import Rollout
+from actors.rollout.ledger import Claim
+from actors.rollout.ledger_actor import ClaimReply
 from actors.waiting import ActorGoneError
 from configs.loader import load
 from configs.run import RunConfig
 from tasks.advantage import advantage
-from tasks.call import call
 from tasks.launch import RunActors, launch, stop
-from tests.e2e.conftest import SHORT
+from tests.e2e.conftest import SHORT, call
 from tests.patience import WAIT_S
 
 pytestmark = pytest.mark.slow
@@ -42,7 +42,14 @@ class Running:
     actors: RunActors
 
     def call(self, actor: str, method: str, *arguments: Any) -> Any:
-        return call(NAMESPACE, actor, method, *arguments, timeout_s=WAIT_S)
+        return call(NAMESPACE, actor, method, *arguments)
+
+    def rollout(self, version: int) -> Claim:
+        """The groups of the step that trains this version."""
+        self.call(names.LEDGER, "set_version", version)
+        reply: ClaimReply = self.call(names.LEDGER, "claim", self.config.rollout.prompts_per_step, WAIT_S - 5)
+        assert reply.claim is not None
+        return reply.claim
 
 
 @pytest.fixture(scope="module")
@@ -51,19 +58,21 @@ def running(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
     model_path = prepare_model(config, tmp_path_factory.mktemp("model"))
     check(config, model_path)
     actors = launch.fn(config, model_path, NAMESPACE)
-    yield Running(config, model_path, actors)
+    running = Running(config, model_path, actors)
+    running.call(names.COLLECTOR, "begin_generating")
+    yield running
     stop(NAMESPACE, actors.address)
 
 
-def step(running: Running, number: int) -> tuple[KVBatchMeta, dict[str, float]]:
+def step(running: Running, number: int) -> tuple[Claim, KVBatchMeta, dict[str, float]]:
     """One GRPO step on the actors themselves."""
-    result: Rollout = running.call(names.COLLECTOR, "rollout", number, number - 1)
-    batch = result.meta
+    claim = running.rollout(number - 1)
+    batch = claim.meta
     running.call(names.POLICY, "logprob", batch, "policy_logprobs")
     running.call(names.POLICY, "logprob", batch, "reference_logprobs", True)
     batch = batch.with_fields("policy_logprobs", "reference_logprobs")
     batch = advantage.fn(running.actors.address, number, batch, True, None, 30.0).meta
-    return batch, running.call(names.POLICY, "train", batch, "grpo")
+    return claim, batch, running.call(names.POLICY, "train", batch, "grpo")
 
 
 def supervise(running: Running, number: int) -> None:
@@ -88,7 +97,7 @@ def test_both_engines_agree_after_every_refit(running: Running, tmp_path: Path) 
     prompts = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     exported = []
     for number in (1, 2, 3):
-        batch, metrics = step(running, number)
+        claim, batch, metrics = step(running, number)
         assert metrics["logprob_error/mean"] < 1e-3
         columns = plane.get(batch, ["token_mask", "generation_logprobs", "policy_logprobs"])
         for mask, generated, trained in zip(*columns.values(), strict=True):
@@ -102,7 +111,7 @@ def test_both_engines_agree_after_every_refit(running: Running, tmp_path: Path) 
         results = running.call("engine-0", "generate", requests)
         assert [result.token_ids for result in results] == [greedy(model, prompt, 8) for prompt in prompts]
         exported.append(model.model.embed_tokens.weight.detach().clone())
-        running.call(names.COLLECTOR, "clear", batch)
+        running.call(names.LEDGER, "trained", claim.uids)
     assert not any(torch.equal(a, b) for a, b in pairwise(exported))  # each refit brought other weights
 
 
@@ -114,7 +123,7 @@ def test_the_partition_is_empty_after_the_steps_cleared_theirs(running: Running)
 
 def test_a_lost_worker_is_named_at_once(running: Running) -> None:
     """Last in this module: the run is broken afterwards."""
-    batch = running.call(names.COLLECTOR, "rollout", 9, 3).meta
+    batch = running.rollout(3).meta
     ray.kill(ray.get_actor("policy-worker-1", namespace=NAMESPACE))
     started = time.monotonic()
     with pytest.raises(ActorGoneError, match="policy-worker-1"):

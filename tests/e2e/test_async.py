@@ -19,13 +19,12 @@ from actors.data_plane.connect import connect
 from actors.generation.types import UpdateOptions
 from actors.preflight import check, prepare_model
 from actors.rollout.assemble import ROLLOUT_FIELDS
-from actors.rollout.replay_actor import ClaimReply, ReplayStalledError
+from actors.rollout.ledger_actor import ClaimReply, LedgerStalledError
 from actors.rollout.samples import Progress
 from configs.loader import load
 from flows.grpo import grpo
-from tasks.call import call
 from tasks.launch import launch, stop
-from tests.e2e.conftest import SHORT, Run
+from tests.e2e.conftest import SHORT, Run, call
 from tests.patience import WAIT_S
 
 pytestmark = pytest.mark.slow
@@ -61,7 +60,7 @@ def test_every_step_trains_groups_that_are_young_enough(finished: Run) -> None:
     assert finished.summary["status"] == "completed"
 
 
-def test_the_rollout_task_stays_open_and_says_how_it_stands(finished: Run) -> None:
+def test_the_task_of_generation_stays_open_and_says_how_it_stands(finished: Run) -> None:
     with get_client(sync_client=True) as client:
         for _ in range(60):  # task runs report by events, which the server writes down when it comes to them
             runs = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[finished.flow_run_id])), limit=200)
@@ -72,12 +71,12 @@ def test_the_rollout_task_stays_open_and_says_how_it_stands(finished: Run) -> No
             artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[finished.flow_run_id])), limit=200
         )
     by_name = {run.name: run for run in runs}
-    rollout = by_name["rollout"]
-    assert rollout.state_name == "Completed"
-    claims = [run for name, run in by_name.items() if name.startswith("claim-")]
+    generate = by_name["generate"]
+    assert generate.state_name == "Completed"
+    claims = [run for name, run in by_name.items() if name.startswith("rollout-")]
     assert len(claims) == 6
-    assert rollout.start_time <= min(run.end_time for run in claims)
-    assert rollout.end_time >= max(run.end_time for run in claims)
+    assert generate.start_time <= min(run.end_time for run in claims)
+    assert generate.end_time >= max(run.end_time for run in claims)
     progress = [artifact for artifact in artifacts if artifact.key == "grpo-rollout"]
     assert len(progress) == 1
     assert "groups/s" in progress[0].description
@@ -98,13 +97,13 @@ def running(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
     plane = connect(actors.address, timeout_s=30)
 
     def ask(actor: str, method: str, *arguments: object) -> object:
-        return getattr(plane, method)(*arguments) if actor == "plane" else call(NAMESPACE, actor, method, *arguments, timeout_s=WAIT_S)
+        return getattr(plane, method)(*arguments) if actor == "plane" else call(NAMESPACE, actor, method, *arguments)
 
     yield ask
     stop(NAMESPACE, actors.address)
 
 
-@pytest.mark.parametrize("actor", ["engine-0", "policy-worker-0", names.POLICY, names.COLLECTOR, names.ENVIRONMENT, names.REPLAY])
+@pytest.mark.parametrize("actor", ["engine-0", "policy-worker-0", names.POLICY, names.COLLECTOR, names.ENVIRONMENT, names.LEDGER])
 def test_the_garbage_collector_leaves_alone_what_an_actor_s_start_made(running: Callable[..., object], actor: str) -> None:
     handle = ray.get_actor(actor, namespace=NAMESPACE)
     # A function of this module would have the actor import it, and with it Prefect.
@@ -113,14 +112,14 @@ def test_the_garbage_collector_leaves_alone_what_an_actor_s_start_made(running: 
 
 
 def claim(ask: Callable[..., object], groups: int = 4) -> ClaimReply:
-    reply = ask(names.REPLAY, "claim", groups, 50.0)
+    reply = ask(names.LEDGER, "claim", groups, 50.0)
     assert isinstance(reply, ClaimReply)
     return reply
 
 
 def claim_for_ever(ask: Callable[..., object]) -> None:
     while (reply := claim(ask)).claim is not None:
-        ask(names.REPLAY, "trained", reply.claim.uids)
+        ask(names.LEDGER, "trained", reply.claim.uids)
 
 
 def train_one(ask: Callable[..., object], engines: list[str], version: int) -> None:
@@ -138,8 +137,8 @@ def train_one(ask: Callable[..., object], engines: list[str], version: int) -> N
     ask(names.POLICY, "train", batch, "grpo")
     refit = ask(names.POLICY, "refit", engines, UpdateOptions("in_flight", False, recover=True))
     assert refit["weight_version"] == version  # type: ignore[index]
-    ask(names.REPLAY, "trained", reply.claim.uids)
-    ask(names.REPLAY, "set_version", version)
+    ask(names.LEDGER, "trained", reply.claim.uids)
+    ask(names.LEDGER, "set_version", version)
 
 
 def test_a_run_goes_on_without_an_engine_and_ends_without_its_environment(running: Callable[..., object], tmp_path: Path) -> None:
@@ -159,7 +158,7 @@ def test_a_run_goes_on_without_an_engine_and_ends_without_its_environment(runnin
 
     ray.kill(ray.get_actor(names.ENVIRONMENT, namespace=NAMESPACE))
     killed = time.monotonic()
-    with pytest.raises(ReplayStalledError, match=r"the collector has given up.*environment"):
+    with pytest.raises(LedgerStalledError, match=r"the collector has given up.*environment"):
         claim_for_ever(ask)
     assert time.monotonic() - killed < 60
     progress = ask(names.COLLECTOR, "progress", 5.0)
@@ -167,5 +166,5 @@ def test_a_run_goes_on_without_an_engine_and_ends_without_its_environment(runnin
     assert progress.ended
     assert "environment" in str(progress.error)
     ask(names.COLLECTOR, "stop_generating")
-    ask(names.REPLAY, "close")
+    ask(names.LEDGER, "close")
     assert ask("plane", "status", "train").samples == 0  # type: ignore[attr-defined]

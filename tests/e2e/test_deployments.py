@@ -36,7 +36,7 @@ from tests.patience import WAIT_S
 pytestmark = pytest.mark.slow
 
 RELEASE_S = 60  # what an ended run held is free within this: the promise of docs/deployment.md
-STAGES = ("claim", "ref-logprob", "advantage", "train", "refit", "clear")
+STAGES = ("rollout", "ref-logprob", "advantage", "train", "refit", "clear")
 _SMALL = [
     "model.hidden_size=64",
     "model.num_attention_heads=2",
@@ -61,8 +61,8 @@ def test_a_deployment_runs_to_completed(deployed: Deployed, watched: tuple[FlowR
         shown = artifacts(client, run)
     states = {task.name: task.state_name for task in found}
     assert {states[f"{stage}-{step}"] for stage in STAGES for step in (1, 2)} == {"Completed"}
-    assert states["rollout"] == "Completed"
-    assert "claim-3" not in states  # `steps` of the form is what counts, not the recipe's
+    assert states["generate"] == "Completed"
+    assert "rollout-3" not in states  # `steps` of the form is what counts, not the recipe's
     assert {"grpo-progress", "grpo-rollout", "grpo-metrics", "grpo-reward", "grpo-summary"} <= set(shown)
     assert shown["grpo-progress"] == 100
     assert str(shown["grpo-reward"]).startswith("data:image/svg+xml;base64,")

@@ -33,7 +33,7 @@ def test_the_page_of_a_flow_run(deployed: Deployed, watched: tuple[FlowRun, str]
     page.open(f"{deployed.url}/runs/flow-run/{run.id}", run.name, "Completed", "launch-actors")
     page.screenshot(tmp_path / "flow-run.png")
     page.click("Task Runs")
-    page.shows("claim-2", "advantage-2", "train-2", "refit-2", "clear-2")
+    page.shows("rollout-2", "advantage-2", "train-2", "refit-2", "clear-2")
     page.click("Artifacts")
     page.shows("PROGRESS", "grpo-progress", "IMAGE", "grpo-reward", "grpo-metrics", "grpo-summary")
     page.screenshot(tmp_path / "artifacts.png")

@@ -17,7 +17,6 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
 from actors.data_plane.interface import DataPlaneGoneError
 from actors.policy.executors import Request
-from actors.rollout.samples import Rollout
 from benchmarks.control_plane_flow import StubCollector, StubPolicyGroup, StubWorker, stubbed
 from flows.grpo import grpo
 from tasks.reporting.metrics import by_step, read
@@ -64,10 +63,10 @@ class UnluckyGroup(StubPolicyGroup):
 class EmptyCollector(StubCollector):
     """Has no prompt for the second step."""
 
-    def rollout(self, step: int, weight_version: int) -> Rollout:
+    def _answer(self, ledger: Any, step: int) -> None:
         if step == 2:
             raise ValueError("no such prompt")
-        return super().rollout(step, weight_version)
+        super()._answer(ledger, step)
 
 
 @flow(name="grpo")
@@ -118,18 +117,17 @@ def test_a_stage_that_fails_leaves_the_next_ones_unbegun(run: Callable[..., str]
         "train-2": "Cancelled", "refit-2": "Cancelled", "clear-2": "Completed",
     }  # fmt: skip
     assert "train of step 2 was not begun" in found["train-2"][1]
-    assert states(flow_run_id, {"rollout-3"})["rollout-3"] == ("Cancelled", "it was not begun: its weights did not come")
+    assert "rollout-3" not in found
 
 
-def test_stages_do_not_wait_for_samples_that_will_not_come(run: Callable[..., str], tmp_path: Path) -> None:
+def test_samples_that_will_not_come_end_the_run_with_their_reason(run: Callable[..., str], tmp_path: Path) -> None:
     flow_run_id = run(collector=EmptyCollector)
     summary = Summary.read(tmp_path / "latest" / "summary.json")
-    assert (summary.status, summary.error, summary.steps) == ("failed", "ValueError: no such prompt", 1)
-    found = states(flow_run_id, {"rollout-2", "logprob-2", "ref-logprob-2"})
-    assert found["rollout-2"][0] == "Failed"
-    for name in ("logprob-2", "ref-logprob-2"):
-        assert found[name] == ("Cancelled", "it was not begun: its samples did not come")
-    assert not found.keys() & {"advantage-2", "train-2", "refit-2", "clear-2"}
+    assert (summary.status, summary.steps) == ("failed", 1)
+    assert "the collector has given up (ValueError: no such prompt)" in str(summary.error)
+    found = states(flow_run_id, {"rollout-2", "generate"})
+    assert (found["rollout-2"][0], found["generate"][0]) == ("Failed", "Failed")
+    assert not found.keys() & {"logprob-2", "ref-logprob-2", "advantage-2", "train-2", "refit-2", "clear-2"}
 
 
 def test_after_a_retry_each_step_is_trained_once(run: Callable[..., str], tmp_path: Path) -> None:

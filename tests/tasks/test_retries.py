@@ -22,7 +22,7 @@ from tasks.train import train
 AGAIN = {
     "logprob", "ref_logprob", "advantage", "refit", "validate", "validation-loss", "clear", "export-hf", "checkpoint",
 }  # fmt: skip
-ONCE = {"train", "warm-start", "rollout", "batch", "launch", "begin-grpo", "begin-warm-start"}
+ONCE = {"settle", "train", "warm-start", "rollout", "batch", "launch", "begin-grpo", "begin-warm-start"}
 
 
 def all_tasks() -> dict[str, list[Task[Any, Any]]]:

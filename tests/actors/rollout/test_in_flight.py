@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from actors.environments import Problem
 from actors.generation.types import GenerationResult
 from actors.rollout.in_flight import InFlight, PromptGroup, request_id
-from actors.rollout.replay import Reservation
+from actors.rollout.ledger import Reservation
 
 
 def group(uid: str, rows: int) -> PromptGroup:

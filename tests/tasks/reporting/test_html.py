@@ -59,13 +59,6 @@ def test_a_whole_run(tmp_path: Path) -> None:
     assert "rollout logprob ref_logprob advantage train refit validate" in words  # the legend
 
 
-def test_waiting_for_groups_is_a_stage_of_an_asynchronous_step(tmp_path: Path) -> None:
-    directory = write_run(tmp_path)
-    directory.metrics.write_text(directory.metrics.read_text().replace("time/rollout", "time/claim"))
-    words = " ".join(page(directory).text.split())
-    assert "claim logprob ref_logprob advantage train refit validate" in words
-
-
 def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
     directory = write_run(tmp_path)
     report = page(directory)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from actors.data_plane.meta import KVBatchMeta
-from actors.rollout.replay import Claim, ReplayBuffer, Reservation, UnknownGroupError
+from actors.rollout.ledger import Claim, Ledger, Reservation, UnknownGroupError
 from actors.rollout.staleness import Refusal, build
 from configs.staleness import SAMPLERS, AsyncConfig
 
@@ -55,7 +55,7 @@ class Machine(RuleBasedStateMachine):
         self.cleared: list[str] = []
         self.down = False
         self.now = 0.0
-        self.buffer = ReplayBuffer(
+        self.buffer = Ledger(
             build(config, step),
             capacity=self.capacity,
             max_in_flight=in_flight,

@@ -16,8 +16,8 @@ import torch
 from actors.data_plane.interface import DataPlane, DataPlaneGoneError
 from actors.data_plane.memory import MemoryPlane
 from actors.data_plane.meta import KVBatchMeta
-from actors.rollout.replay import Reservation
-from actors.rollout.replay_actor import Places, ReplayActor, ReplayClosedError, ReplayStalledError, Stored, replay_actor_class
+from actors.rollout.ledger import Reservation
+from actors.rollout.ledger_actor import LedgerActor, LedgerClosedError, LedgerStalledError, Places, Stored, ledger_actor_class
 from actors.rollout.staleness import Refusal
 from actors.waiting import ActorGoneError, look_for, wait
 from configs.staleness import AsyncConfig
@@ -43,7 +43,7 @@ class Rig:
     def __init__(self, find_writer: Callable[[], object] = there, **config: Any) -> None:
         self.plane = new_plane()
         values = {"max_trajectory_age_steps": 1, "stall_timeout_s": SOON} | config
-        self.actor = ReplayActor(AsyncConfig(**values), 2, 0, "train", lambda: self.plane.with_timeout(SOON), find_writer)
+        self.actor = LedgerActor(AsyncConfig(**values), 2, 0, "train", lambda: self.plane.with_timeout(SOON), find_writer)
         self.pool = ThreadPoolExecutor(8)
 
     def go[R](self, call: Callable[..., R], *arguments: Any) -> Future[R]:
@@ -132,7 +132,10 @@ def test_a_waiting_reservation_gets_nothing_once_its_collector_has_given_up(made
     while not rig.actor._changed._waiters:  # type: ignore[attr-defined]
         time.sleep(0.01)
     assert rig.actor.abandon("it was stopped") == ("a",)
-    assert waiting.result(SOON) == Places((), None, ())
+    nothing = Places((), Refusal("the collector has given up (it was stopped)"), ())
+    assert waiting.result(SOON) == nothing
+    assert rig.actor.reserve(["b"], ROWS, SOON) == nothing  # it was on its way when the collector gave up
+    rig.actor.begin_writing()
     assert rig.reserve("c").uid == "c"  # of the next one
 
 
@@ -198,7 +201,7 @@ def test_a_wait_says_what_it_waits_for_and_ends_at_its_deadline(made: Callable[.
 def test_a_stalled_collector_is_an_error(made: Callable[..., Rig]) -> None:
     rig = made(stall_timeout_s=0.2, stall_report_every_s=0.1)
     rig.reserve("a")
-    with pytest.raises(ReplayStalledError, match=r"no group was committed for \d+\.\d s \(stall_timeout_s = 0.2\).*1 in flight"):
+    with pytest.raises(LedgerStalledError, match=r"no group was committed for \d+\.\d s \(stall_timeout_s = 0.2\).*1 in flight"):
         rig.actor.claim(1, SOON)
     # The clock of a stall starts with the wait, not with the last commit: training may take longer than the timeout.
     assert rig.actor.claim(1, 0.05).claim is None
@@ -210,9 +213,10 @@ def test_a_collector_that_gives_up_ends_the_wait(made: Callable[..., Rig]) -> No
     rig.reserve("b")
     waiting = rig.go(rig.actor.claim, 2, SOON)
     assert rig.actor.abandon("EngineDiedError: engine-0 died") == ("b",)
-    with pytest.raises(ReplayStalledError, match=r"the collector has given up \(EngineDiedError: engine-0 died\)\. 1 of 2 groups ready"):
+    with pytest.raises(LedgerStalledError, match=r"the collector has given up \(EngineDiedError: engine-0 died\)\. 1 of 2 groups ready"):
         waiting.result(SOON)
     assert rig.actor.claim(1, SOON).claim is not None  # what is stored is still good
+    rig.actor.begin_writing()
     rig.write("c")
     assert rig.actor.claim(1, SOON).claim is not None
     assert rig.actor.claim(1, 0.0).claim is None
@@ -225,7 +229,7 @@ def test_a_collector_that_is_gone_ends_the_wait(made: Callable[..., Rig]) -> Non
     rig = made(find_writer=gone)
     rig.write("a")
     assert rig.actor.claim(1, SOON).claim is not None
-    with pytest.raises(ReplayStalledError, match=r"the collector is gone \(actor 'collector' is not in Ray namespace 'grpo-1'\)"):
+    with pytest.raises(LedgerStalledError, match=r"the collector is gone \(actor 'collector' is not in Ray namespace 'grpo-1'\)"):
         rig.actor.claim(1, SOON)
 
 
@@ -250,9 +254,9 @@ def test_closing_ends_every_wait_and_leaves_no_rows(made: Callable[..., Rig]) ->
     rig.actor.close()
     rig.actor.close()
     for waiting in waits:
-        with pytest.raises(ReplayClosedError):
+        with pytest.raises(LedgerClosedError):
             waiting.result(SOON)
-    with pytest.raises(ReplayClosedError):
+    with pytest.raises(LedgerClosedError):
         rig.actor.trained(claim.uids)
     assert rig.rows == 0
 
@@ -270,7 +274,7 @@ def test_writers_and_a_trainer_in_threads_train_every_group_once(made: Callable[
                     rig.actor.fail(given.uid, "unlucky")
                 else:
                     rig.commit(given, given.version)
-            except ReplayClosedError:
+            except LedgerClosedError:
                 return
 
     writers = [rig.go(writer, name) for name in "xyz"]
@@ -310,7 +314,7 @@ def test_killing_the_collector_ends_the_trainers_wait(ray_session: None) -> None
     collector = ray.remote(Writer).options(name="collector", namespace=namespace, num_cpus=0).remote()
     config = AsyncConfig(stall_timeout_s=300, stall_report_every_s=0.1)
     replay = (
-        replay_actor_class()
+        ledger_actor_class()
         .options(name="replay", namespace=namespace, num_cpus=0)
         .remote(config, 2, 0, "train", _open, partial(look_for, "collector", namespace))
     )
@@ -324,7 +328,7 @@ def test_killing_the_collector_ends_the_trainers_wait(ray_session: None) -> None
         assert wait(replay.metrics.remote(), who="replay", what="metrics", timeout_s=WAIT_S)["replay/committed"] == 1
         ray.kill(collector)
         with pytest.raises(
-            ReplayStalledError, match=r"the collector is gone .*'collector' is not in Ray namespace 'test-replay'.*1 of 2 groups"
+            LedgerStalledError, match=r"the collector is gone .*'collector' is not in Ray namespace 'test-replay'.*1 of 2 groups"
         ):
             wait(waiting, who="replay", what="claim", timeout_s=WAIT_S)
         reply = wait(replay.claim.remote(1, 1.0), who="replay", what="claim", timeout_s=WAIT_S)

@@ -1,4 +1,7 @@
-"""The replay buffer of asynchronous GRPO: a state machine over prompt groups. Pure: no Ray, no threads, the clock is injected.
+"""The ledger of a run: a state machine over prompt groups, from their admission to their end. Pure: no Ray, no threads, an injected clock.
+
+In a synchronous run it admits one step's groups at a time; in an asynchronous one it is the replay buffer. The samplers (staleness.py) have
+the rules.
 
     reserve ──► in_flight ──commit──► committed ──claim──► claimed ──trained──► gone
                  │  │  │                │  ▲                │   │
@@ -9,13 +12,15 @@
 
     gone = the group's keys are cleared from the data plane, once, and its slot is free
 
+Every change is a transition (transitions.py), made in one place (`_record`); `state` is one JSON value, and `restore` its inverse.
+
 A group is trained at most once, and no group is lost: admitted = in the buffer + failed + evicted + dropped + trained.
 
 Rows are cleared through a callback inside each change of state, before the state changes: no caller can forget keys or die while it holds
 them, and when clearing fails the group is where it was, and the call can be repeated (clearing twice is no error). A group in flight has a
 writer that may be putting rows, so evicting it only cancels it: its keys are cleared when the writer lets go.
 
-One caller at a time: `replay_actor` holds a lock around every call.
+One caller at a time: `ledger_actor` holds a lock around every call.
 """
 
 from __future__ import annotations
@@ -23,24 +28,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from actors.data_plane.meta import KVBatchMeta, mint_key
 from actors.rollout.staleness import Admission, BufferState, Group, GroupState, Refusal, StalenessSampler
+from actors.rollout.transitions import Admitted, Announced, Cancelled, Claimed, Committed, Ended, Released, Transition
+
+_GROUPS = TypeAdapter(list[Group])
 
 
-class ReplayError(RuntimeError):
+class LedgerError(RuntimeError):
     """Base of the replay buffer's errors; the message names the group and what to do."""
 
 
-class UnknownGroupError(ReplayError):
+class UnknownGroupError(LedgerError):
     """A uid that the buffer does not hold: never reserved, or gone."""
 
 
-class GroupStateError(ReplayError):
+class GroupStateError(LedgerError):
     """A change that the group's state does not allow, or rows that are not the reserved ones."""
 
 
-class SamplerError(ReplayError):
+class SamplerError(LedgerError):
     """A sampler chose a group that it must not; the message names the class and the group."""
 
 
@@ -72,7 +83,7 @@ class Claim:
     ages: tuple[int, ...]
 
 
-class ReplayBuffer:
+class Ledger:
     """See the module's picture.
 
     Args:
@@ -80,6 +91,7 @@ class ReplayBuffer:
         version: of the weights that the next step trains.
         clear: forgets these keys in the data plane; keys that were never written are no error.
         clock: seconds, monotonic.
+        journal: hears of all transitions that were made together, after they were made.
     """
 
     def __init__(
@@ -91,9 +103,10 @@ class ReplayBuffer:
         version: int,
         clear: Callable[[Sequence[str]], None],
         clock: Callable[[], float],
+        journal: Callable[[Sequence[Transition]], None] | None = None,
     ) -> None:
         self._sampler, self._capacity, self._max_in_flight = sampler, capacity, max_in_flight
-        self._version, self._clear, self._clock = version, clear, clock
+        self._version, self._clear, self._clock, self._journal = version, clear, clock, journal
         self._groups: dict[str, Group] = {}
         self._trained_now = 0  # groups claimed at the present version and trained
         self._counts: Counter[str] = Counter()
@@ -117,10 +130,8 @@ class ReplayBuffer:
         if isinstance(admission, Refusal):
             return admission
         keys = tuple(mint_key(self._version, uid, index) for index in range(rows))
-        target = admission.target_version
-        self._groups[uid] = Group(uid, keys, "in_flight", self._version, target, self._clock())
-        self._counts["admitted"] += 1
-        return Reservation(uid, keys, self._version, target)
+        self._record(Admitted(uid, keys, self._version, admission.target_version))
+        return Reservation(uid, keys, self._version, admission.target_version)
 
     def commit(self, uid: str, meta: KVBatchMeta, start_version: int, end_version: int) -> bool:
         """All rows are written. False: the group was not wanted any more (cancelled, or too old), and its rows are cleared.
@@ -138,19 +149,14 @@ class ReplayBuffer:
         if end_version < start_version:
             raise GroupStateError(f"group {uid!r}: the last token's weight version {end_version} is below the first's, {start_version}")
         if group.state == "cancelled":
-            self._remove({uid: group.evicted})
+            self._record(Ended(uid, group.evicted))
             return False
-        stored = replace(
-            group, state="committed", start_version=start_version, end_version=end_version,
-            meta=meta, commit_number=self._counts["committed"], since=self._clock(),
-        )  # fmt: skip
-        late = self._late(self._state({uid: stored}))
+        committed = Committed(uid, meta, start_version, end_version)
+        late = self._late(self._state({uid: self._stored(committed)}))
         if uid in late:
-            self._remove({uid: late[uid]})
+            self._record(Ended(uid, late[uid]))
             return False
-        self._groups[uid] = stored
-        self._counts["committed"] += 1
-        self._last_commit, self._last_failure = self._clock(), ""
+        self._record(committed)
         return True
 
     def fail(self, uid: str, reason: str) -> None:
@@ -160,15 +166,15 @@ class ReplayBuffer:
             UnknownGroupError. GroupStateError: not in flight.
         """
         group = self._in(uid, "fail", "in_flight", "cancelled")
-        self._remove({uid: group.evicted or "failed"})
+        self._record(Ended(uid, group.evicted or "failed"))
         self._last_failure = reason
 
     def abandon(self, reason: str) -> tuple[str, ...]:
         """Fail every group in flight: their writer is gone. Returns their uids."""
-        gone = {group.uid: group.evicted or "failed" for group in self._state().having("in_flight", "cancelled")}
-        self._remove(gone)
+        gone = [Ended(group.uid, group.evicted or "failed") for group in self._state().having("in_flight", "cancelled")]
+        self._record(*gone)
         self._last_failure = reason
-        return tuple(gone)
+        return tuple(end.uid for end in gone)
 
     def cancelled(self) -> tuple[str, ...]:
         """Groups whose generation can be stopped: a commit would be refused. Each waits for its `fail` (or commit)."""
@@ -187,15 +193,10 @@ class ReplayBuffer:
         chosen = self._select(count)
         if len(chosen) < count:
             return None
-        metas, ages = [], []
-        for group in chosen:
-            assert group.meta is not None  # it is committed
-            self._groups[group.uid] = replace(group, state="claimed", claimed_version=self._version, since=self._clock())
-            metas.append(group.meta)
-            ages.append(max(0, self._version - group.start_version))
-        self._ages.update(ages)
-        self._counts["claimed"] += count
-        return Claim(tuple(group.uid for group in chosen), KVBatchMeta.concat(metas), self._version, tuple(ages))
+        self._record(*(Claimed(group.uid, self._version) for group in chosen))
+        metas = [group.meta for group in chosen if group.meta is not None]  # all have one: they are committed
+        ages = tuple(_age(group, self._version) for group in chosen)
+        return Claim(tuple(group.uid for group in chosen), KVBatchMeta.concat(metas), self._version, ages)
 
     def release(self, uids: Iterable[str]) -> tuple[str, ...]:
         """Give claimed groups back untrained: they can be claimed again. Returns those that were too old for that and are gone.
@@ -205,9 +206,7 @@ class ReplayBuffer:
         """
         back = {uid: replace(self._in(uid, "release", "claimed"), state="committed", since=self._clock()) for uid in uids}
         late = {uid: how for uid, how in self._late(self._state(back)).items() if uid in back}
-        self._remove(late)
-        self._groups |= {uid: group for uid, group in back.items() if uid not in late}
-        self._counts["released"] += len(back) - len(late)
+        self._record(*(Ended(uid, how) for uid, how in late.items()), *(Released(uid) for uid in back if uid not in late))
         return tuple(late)
 
     def trained(self, uids: Iterable[str]) -> None:
@@ -217,8 +216,7 @@ class ReplayBuffer:
             UnknownGroupError. GroupStateError: not claimed. In both cases nothing changes.
         """
         groups = {uid: self._in(uid, "trained", "claimed") for uid in uids}
-        self._remove(dict.fromkeys(groups, "trained"))
-        self._trained_now += sum(group.claimed_version == self._version for group in groups.values())
+        self._record(*(Ended(uid, "trained") for uid in groups))
 
     def drop(self, uids: Iterable[str], reason: str) -> None:
         """Throw away committed or claimed groups, for example those without reward variance; others are admitted in their place.
@@ -227,7 +225,7 @@ class ReplayBuffer:
             UnknownGroupError. GroupStateError: in flight. In both cases nothing changes.
         """
         groups = {uid: self._in(uid, "drop", "committed", "claimed") for uid in uids}
-        self._remove(dict.fromkeys(groups, f"dropped/{reason}"))
+        self._record(*(Ended(uid, f"dropped/{reason}") for uid in groups))
 
     def set_version(self, version: int) -> tuple[str, ...]:
         """The next step trains the weights of this version. Evicts what is too old for it; returns the uids of those.
@@ -240,16 +238,37 @@ class ReplayBuffer:
         if version < self._version:
             raise ValueError(f"weight version {version} after {self._version}: versions only grow")
         late = self._late(BufferState(version, self._groups, 0))
-        self._remove({uid: how for uid, how in late.items() if self._groups[uid].state == "committed"})
-        for uid in late.keys() & self._groups.keys():
-            self._groups[uid] = replace(self._groups[uid], state="cancelled", evicted=late[uid], since=self._clock())
-        if version > self._version:
-            self._version, self._trained_now = version, 0
+        ends = [Ended(uid, how) if self._groups[uid].state == "committed" else Cancelled(uid, how) for uid, how in late.items()]
+        self._record(*ends, *([Announced(version)] if version > self._version else []))
         return tuple(late)
 
     def clear(self) -> None:
         """Forget every group in any state, and clear its keys. For the end of a run, when nobody writes or trains."""
-        self._remove(dict.fromkeys(self._groups, "dropped/end"))
+        self._record(*(Ended(uid, "dropped/end") for uid in self._groups))
+
+    # ---- as one value ----
+
+    def state(self) -> dict[str, Any]:
+        """All that the ledger knows, as JSON; clock times are seconds before now."""
+        now = self._clock()
+        groups = [replace(group, since=now - group.since) for group in self._groups.values()]
+        return {
+            "version": self._version,
+            "trained_now": self._trained_now,
+            "counts": dict(self._counts),
+            "ages": {str(age): number for age, number in self._ages.items()},
+            "since_commit": now - self._last_commit,
+            "last_failure": self._last_failure,
+            "groups": _GROUPS.dump_python(groups, mode="json"),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Be what `state` was taken of; its rows must be in the data plane. The journal hears nothing."""
+        now = self._clock()
+        self._groups = {group.uid: replace(group, since=now - group.since) for group in _GROUPS.validate_python(state["groups"])}
+        self._version, self._trained_now = state["version"], state["trained_now"]
+        self._counts, self._ages = Counter(state["counts"]), Counter({int(age): number for age, number in state["ages"].items()})
+        self._last_commit, self._last_failure = now - state["since_commit"], state["last_failure"]
 
     # ---- what people and metrics see ----
 
@@ -338,13 +357,50 @@ class ReplayBuffer:
         if len(set(uids)) < len(uids):
             raise SamplerError(f"{type(self._sampler).__name__}.{what}: a group occurs twice in {list(uids)}")
 
-    def _remove(self, ends: Mapping[str, str]) -> None:
-        """Clear the groups' keys, then forget the groups and count how each ended."""
-        if ends:
-            self._clear([key for uid in ends for key in self._groups[uid].keys])
-        for uid, how in ends.items():
-            del self._groups[uid]
-            self._counts[how] += 1
+    def _record(self, *changes: Transition) -> None:
+        """Clear the rows of the groups that end, then make the changes, then tell the journal."""
+        if ended := [change.uid for change in changes if isinstance(change, Ended)]:
+            self._clear([key for uid in ended for key in self._groups[uid].keys])
+        for change in changes:
+            self._make(change)
+        if changes and self._journal:
+            self._journal(changes)
+
+    def _make(self, change: Transition) -> None:
+        now = self._clock()
+        match change:
+            case Admitted(uid, keys, version, target):
+                self._groups[uid] = Group(uid, keys, "in_flight", version, target, now)
+                self._counts["admitted"] += 1
+            case Committed(uid):
+                self._groups[uid] = self._stored(change)
+                self._counts["committed"] += 1
+                self._last_commit, self._last_failure = now, ""
+            case Cancelled(uid, how):
+                self._groups[uid] = replace(self._groups[uid], state="cancelled", evicted=how, since=now)
+            case Claimed(uid, version):
+                self._ages[_age(self._groups[uid], version)] += 1
+                self._groups[uid] = replace(self._groups[uid], state="claimed", claimed_version=version, since=now)
+                self._counts["claimed"] += 1
+            case Released(uid):
+                self._groups[uid] = replace(self._groups[uid], state="committed", since=now)
+                self._counts["released"] += 1
+            case Ended(uid, how):
+                group = self._groups.pop(uid)
+                self._counts[how] += 1
+                self._trained_now += how == "trained" and group.claimed_version == self._version
+            case Announced(version):
+                self._version, self._trained_now = version, 0
+
+    def _stored(self, change: Committed) -> Group:
+        return replace(
+            self._groups[change.uid], state="committed", start_version=change.start_version, end_version=change.end_version,
+            meta=change.meta, commit_number=self._counts["committed"], since=self._clock(),
+        )  # fmt: skip
 
     def _losses(self) -> dict[str, int]:
         return {name: number for name, number in self._counts.items() if name.startswith(("failed", "evicted", "dropped"))}
+
+
+def _age(group: Group, version: int) -> int:
+    return max(0, version - group.start_version)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from actors.data_plane.meta import KVBatchMeta, mint_key
-from actors.rollout.replay import Claim
-from tasks.replay import _without, staleness
+from actors.rollout.ledger import Claim
+from tasks.rollout import _without, staleness
 
 
 def meta(versions: list[list[int]]) -> KVBatchMeta:

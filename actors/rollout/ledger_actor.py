@@ -1,7 +1,7 @@
-"""ReplayActor: the replay buffer of a run, for its collector and its trainer. One lock, rows cleared inside it, no wait without an end.
+"""LedgerActor: the replay buffer of a run, for its collector and its trainer. One lock, rows cleared inside it, no wait without an end.
 
     Collector ── reserve (waits for a place) ──► ┌─────────────────────┐ ◄── claim (waits for groups) ── rollout task
-              ── commit, fail, abandon ────────► │ lock {ReplayBuffer} │ ◄── trained, drop, release, set_version ── other tasks
+              ── commit, fail, abandon ────────► │ lock {Ledger} │ ◄── trained, drop, release, set_version ── other tasks
                                                  └──────────┬──────────┘
                                                  clear(keys), in the lock ──► data plane
 
@@ -23,7 +23,7 @@ import ray
 from actors.data_plane.interface import DataPlane
 from actors.data_plane.meta import KVBatchMeta
 from actors.heap import freeze_heap
-from actors.rollout.replay import Claim, ReplayBuffer, ReplayError, Reservation
+from actors.rollout.ledger import Claim, Ledger, LedgerError, Reservation
 from actors.rollout.staleness import Refusal, build
 from actors.waiting import ActorGoneError
 from configs.staleness import AsyncConfig
@@ -31,11 +31,11 @@ from configs.staleness import AsyncConfig
 _LOOK_AT_WRITER_S = 1.0
 
 
-class ReplayStalledError(ReplayError):
+class LedgerStalledError(LedgerError):
     """The groups that a claim waits for will not come. The message says why, and what the buffer holds."""
 
 
-class ReplayClosedError(ReplayError):
+class LedgerClosedError(LedgerError):
     """The run has ended its replay buffer."""
 
 
@@ -54,7 +54,7 @@ class ClaimReply:
 
 @dataclass(frozen=True)
 class Places:
-    """What `ReplayActor.reserve` comes back with.
+    """What `LedgerActor.reserve` comes back with.
 
     Attributes:
         given: for the first of the prompts that were asked for.
@@ -69,7 +69,7 @@ class Places:
 
 @dataclass(frozen=True)
 class Stored:
-    """A group whose rows are all written. Attributes: as the arguments of `ReplayBuffer.commit`."""
+    """A group whose rows are all written. Attributes: as the arguments of `Ledger.commit`."""
 
     uid: str
     meta: KVBatchMeta
@@ -77,8 +77,8 @@ class Stored:
     end_version: int
 
 
-class ReplayActor:
-    """Wrapped by `replay_actor_class`, for Ray. Safe to call from several threads.
+class LedgerActor:
+    """Wrapped by `ledger_actor_class`, for Ray. Safe to call from several threads.
 
     Args:
         groups_per_step: prompt groups that one training step takes.
@@ -104,7 +104,7 @@ class ReplayActor:
         self._config, self._partition_id, self._find_writer = config, partition_id, find_writer
         self._plane = connect()
         self._changed = threading.Condition()
-        self._buffer = ReplayBuffer(
+        self._buffer = Ledger(
             sampler,
             capacity=capacity,
             max_in_flight=config.max_inflight_prompts or capacity,
@@ -127,20 +127,19 @@ class ReplayActor:
     # ---- the collector's side ----
 
     def reserve(self, uids: Sequence[str], rows: int, wait_s: float) -> Places:
-        """As `ReplayBuffer.reserve` for each uid until one is refused, after waiting for a first place up to `wait_s` seconds.
+        """As `Ledger.reserve` for each uid until one is refused, after waiting for a first place up to `wait_s` seconds.
 
-        It waits no longer when a group has become too old since the call before, and gives nothing when `abandon` comes meanwhile.
+        It waits no longer when a group has become too old since the call before, and gives nothing once the collector has given up.
 
         Raises:
-            ReplayClosedError, GroupStateError.
+            LedgerClosedError, GroupStateError.
         """
         deadline = time.monotonic() + wait_s
         with self._changed:
-            self._writer_gave_up = ""
             while True:
                 self._open()
-                if self._writer_gave_up:
-                    return Places((), None, ())
+                if self._writer_gave_up:  # a question that was under way when it did: nobody would write the rows
+                    return Places((), Refusal(f"the collector has given up ({self._writer_gave_up})"), ())
                 given, refusal = self._reserve(uids, rows)
                 cancelled = self._buffer.cancelled()
                 left = deadline - time.monotonic()
@@ -149,20 +148,25 @@ class ReplayActor:
                     return Places(tuple(given), refusal, cancelled)
                 self._changed.wait(left)
 
+    def begin_writing(self) -> None:
+        """There is a collector, after `abandon` again."""
+        with self._change():
+            self._writer_gave_up = ""
+
     def commit(self, groups: Sequence[Stored]) -> tuple[bool, ...]:
-        """As `ReplayBuffer.commit`, of each."""
+        """As `Ledger.commit`, of each."""
         with self._change():
             return tuple(self._buffer.commit(group.uid, group.meta, group.start_version, group.end_version) for group in groups)
 
     def fail(self, uid: str, reason: str) -> None:
-        """As `ReplayBuffer.fail`."""
+        """As `Ledger.fail`."""
         with self._change():
             self._buffer.fail(uid, reason)
 
     def abandon(self, reason: str) -> tuple[str, ...]:
         """The collector gives up, for this reason: everything in flight fails, and so does a claim that needs more than is stored.
 
-        The next `reserve` says that there is a collector again. Returns the uids that failed.
+        Until `begin_writing` no place is given. Returns the uids that failed.
         """
         with self._change():
             self._writer_gave_up = reason
@@ -171,10 +175,10 @@ class ReplayActor:
     # ---- the trainer's side ----
 
     def claim(self, count: int, wait_s: float) -> ClaimReply:
-        """As `ReplayBuffer.claim`, after waiting for `count` groups up to `wait_s` seconds. A newer call ends an older one's wait.
+        """As `Ledger.claim`, after waiting for `count` groups up to `wait_s` seconds. A newer call ends an older one's wait.
 
         Raises:
-            ReplayStalledError: the groups will not come. ReplayClosedError.
+            LedgerStalledError: the groups will not come. LedgerClosedError.
         """
         deadline = time.monotonic() + wait_s
         log: list[str] = []
@@ -200,29 +204,29 @@ class ReplayActor:
                 next_look = time.monotonic() + _LOOK_AT_WRITER_S
 
     def release(self, uids: Sequence[str]) -> tuple[str, ...]:
-        """As `ReplayBuffer.release`."""
+        """As `Ledger.release`."""
         with self._change():
             return self._buffer.release(uids)
 
     def trained(self, uids: Sequence[str]) -> None:
-        """As `ReplayBuffer.trained`."""
+        """As `Ledger.trained`."""
         with self._change():
             self._buffer.trained(uids)
 
     def drop(self, uids: Sequence[str], reason: str) -> None:
-        """As `ReplayBuffer.drop`."""
+        """As `Ledger.drop`."""
         with self._change():
             self._buffer.drop(uids, reason)
 
     def set_version(self, version: int) -> tuple[str, ...]:
-        """As `ReplayBuffer.set_version`."""
+        """As `Ledger.set_version`."""
         with self._change():
             return self._buffer.set_version(version)
 
     # ---- both ----
 
     def metrics(self) -> dict[str, float]:
-        """As `ReplayBuffer.metrics`, and the seconds that claims have waited in all."""
+        """As `Ledger.metrics`, and the seconds that claims have waited in all."""
         with self._changed:
             return self._buffer.metrics() | {"replay/claim_wait_s": self._waited_s}
 
@@ -255,7 +259,7 @@ class ReplayActor:
 
     def _open(self) -> None:
         if self._closed:
-            raise ReplayClosedError("the replay buffer is closed: the run has ended")
+            raise LedgerClosedError("the replay buffer is closed: the run has ended")
 
     def _clear_rows(self, keys: Sequence[str]) -> None:
         self._plane.clear(KVBatchMeta(partition_id=self._partition_id, task_name="replay", keys=tuple(keys)))
@@ -264,7 +268,7 @@ class ReplayActor:
         """The lines to log at this point of a wait.
 
         Raises:
-            ReplayStalledError.
+            LedgerStalledError.
         """
         if self._waiting_since is None:
             self._waiting_since, self._next_report = now, now + self._config.stall_report_every_s
@@ -285,9 +289,9 @@ class ReplayActor:
             with self._changed:
                 raise self._stalled(count, f"the collector is gone ({error})") from error
 
-    def _stalled(self, count: int, why: str) -> ReplayStalledError:
+    def _stalled(self, count: int, why: str) -> LedgerStalledError:
         self._wait_ends(time.monotonic())
-        return ReplayStalledError(f"claim of {count} groups: {why}. {self._buffer.waiting_for(count)}")
+        return LedgerStalledError(f"claim of {count} groups: {why}. {self._buffer.waiting_for(count)}")
 
     def _wait_ends(self, now: float) -> None:
         if self._waiting_since is not None:
@@ -295,10 +299,10 @@ class ReplayActor:
             self._waiting_since = None
 
 
-def replay_actor_class() -> Any:
-    """`ReplayActor` for Ray: `.options(name=..., namespace=..., num_cpus=0).remote(...)` with its arguments.
+def ledger_actor_class() -> Any:
+    """`LedgerActor` for Ray: `.options(name=..., namespace=..., num_cpus=0).remote(...)` with its arguments.
 
     Eight threads: one may wait in `reserve` and one in `claim` while the other calls go through.
     """
     remote: Any = ray.remote  # Ray's stubs do not know max_concurrency on classes
-    return remote(max_concurrency=8)(ReplayActor)
+    return remote(max_concurrency=8)(LedgerActor)

@@ -1,7 +1,8 @@
-"""The replay buffer by example: what it counts, explains and refuses. Its interleavings are in test_replay_interleavings.py."""
+"""The replay buffer by example: what it counts, explains and refuses. Its interleavings are in test_ledger_interleavings.py."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from random import Random
 
@@ -10,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.data_plane.meta import KVBatchMeta
-from actors.rollout.replay import GroupStateError, ReplayBuffer, Reservation, SamplerError, UnknownGroupError
+from actors.rollout.ledger import GroupStateError, Ledger, Reservation, SamplerError, UnknownGroupError
 from actors.rollout.staleness import Admission, BufferState, Group, Refusal, build
+from actors.rollout.transitions import as_json
 from configs.staleness import SAMPLERS, AsyncConfig
 
 ROWS = 2
@@ -31,15 +33,13 @@ class Clock:
         return self.now
 
 
-def make(
-    sampler: str = "windowed", *, age: int = 1, step: int = 2, capacity: int | None = None, clock: Clock | None = None
-) -> ReplayBuffer:
+def make(sampler: str = "windowed", *, age: int = 1, step: int = 2, capacity: int | None = None, clock: Clock | None = None) -> Ledger:
     config = AsyncConfig(max_trajectory_age_steps=age, sampler=sampler, buffer_capacity=capacity)
     held = config.capacity(step)
-    return ReplayBuffer(build(config, step), capacity=held, max_in_flight=held, version=0, clear=lambda keys: None, clock=clock or Clock())
+    return Ledger(build(config, step), capacity=held, max_in_flight=held, version=0, clear=lambda keys: None, clock=clock or Clock())
 
 
-def land(buffer: ReplayBuffer, uid: str, start: int | None = None, end: int | None = None) -> None:
+def land(buffer: Ledger, uid: str, start: int | None = None, end: int | None = None) -> None:
     """Reserve and commit one group."""
     slot = buffer.reserve(uid, ROWS)
     assert isinstance(slot, Reservation)
@@ -194,7 +194,7 @@ class Careless:
 
 def test_a_sampler_cannot_have_a_group_trained_twice_or_taken_from_the_trainer() -> None:
     sampler = Careless(1, 1)
-    buffer = ReplayBuffer(sampler, capacity=9, max_in_flight=9, version=0, clear=lambda keys: None, clock=Clock())
+    buffer = Ledger(sampler, capacity=9, max_in_flight=9, version=0, clear=lambda keys: None, clock=Clock())
     land(buffer, "a")
     for sampler.selected, count, message in (["a", "a"], 2, "occurs twice"), (["a", "a"], 1, "occurs twice"):
         with pytest.raises(SamplerError, match=message):
@@ -210,3 +210,38 @@ def test_a_sampler_cannot_have_a_group_trained_twice_or_taken_from_the_trainer()
     with pytest.raises(SamplerError, match=r"Careless\.evict: group 'a' is claimed"):
         buffer.set_version(1)
     assert buffer.version == 0
+
+
+@given(seed=st.integers(0, 2**20), sampler=st.sampled_from(SAMPLERS))
+def test_the_state_is_one_json_value_and_the_journal_tells_each_group_s_life(seed: int, sampler: str) -> None:
+    """At any point a ledger that is restored goes on as the other; in the journal every admitted group ends once, or is still held."""
+    luck, journal = Random(seed), []  # type: ignore[var-annotated]
+    ledger, twin = make(sampler, age=1, step=2), make(sampler, age=1, step=2)
+    ledger._journal = journal.extend
+    flying: list[Reservation] = []
+    claimed: list[str] = []
+    for number in range(30):
+        match luck.choice(["reserve", "commit", "fail", "claim", "trained", "release", "announce"]):
+            case "reserve" if isinstance(slot := ledger.reserve(str(number), ROWS), Reservation):
+                flying.append(slot)
+            case "commit" if flying:
+                slot = flying.pop(luck.randrange(len(flying)))
+                ledger.commit(slot.uid, meta_of(slot.keys, slot.uid), slot.version, slot.version)
+            case "fail" if flying:
+                ledger.fail(flying.pop().uid, "unlucky")
+            case "claim" if claim := ledger.claim(1):
+                claimed += claim.uids
+            case "trained" if claimed:
+                ledger.trained([claimed.pop()])
+            case "release" if claimed:
+                ledger.release([claimed.pop()])
+            case "announce":
+                ledger.set_version(ledger.version + 1)
+        twin.restore(json.loads(json.dumps(ledger.state())))
+        assert (twin.state(), twin.metrics(), twin.waiting_for(1)) == (ledger.state(), ledger.metrics(), ledger.waiting_for(1))
+    lines = [json.loads(json.dumps(as_json(change))) for change in journal]
+    admitted = [line["uid"] for line in lines if line["kind"] == "admitted"]
+    ended = [line["uid"] for line in lines if line["kind"] == "ended"]
+    assert len(set(ended)) == len(ended)
+    assert set(admitted) - set(ended) == {group["uid"] for group in ledger.state()["groups"]}
+    assert [line["version"] for line in lines if line["kind"] == "announced"] == list(range(1, ledger.version + 1))

@@ -1,12 +1,15 @@
-"""Generation without pause: prompt groups are begun as fast as the replay buffer admits them, and stored as they finish.
+"""The one rollout path: prompt groups are begun as the ledger admits them, answered, scored, and stored as they finish.
 
-    ┌─► admit ── reserve ──► ReplayActor                   places with keys and version; what is in flight and too old: abort, fail
+    ┌─► admit ── reserve ──► Ledger                        places with keys and version; what is in flight and too old: abort, fail
     │     └──── submit ───► EnginePool                     one request per response
     ├─► gather ◄─ collect ─ EnginePool                     responses, with the version of every token
     │     └──── begin ────► Scoring ─► EnvironmentActor
-    └── store ◄─ written ── Scoring ─► DataPlane           rows under the reserved keys, then commit ──► ReplayActor
+    └── store ◄─ written ── Scoring ─► DataPlane           rows under the reserved keys, then commit ──► Ledger
 
-One thread does all of it. When it ends, for whatever reason, the replay buffer hears why (`abandon`), so that no trainer waits for it.
+When a synchronous step's groups are admitted, they are drawn and submitted together, and the next are drawn when all of them are stored:
+so the engine and the curriculum see the same in every run. In an asynchronous run prompts are drawn ahead, and it never pauses.
+
+One thread does all of it. When it ends, for whatever reason, the ledger hears why (`abandon`), so that no trainer waits for it.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -25,27 +29,42 @@ from actors.environments.scoring.verdict import metrics as scoring_metrics
 from actors.generation.pool import EnginePool
 from actors.generation.types import EngineDiedError, GenerationRequest
 from actors.rollout.in_flight import InFlight, PromptGroup
+from actors.rollout.ledger_actor import Places, Stored
 from actors.rollout.prompts import DrawnPrompt, PromptStream
-from actors.rollout.replay_actor import Places, Stored
 from actors.rollout.samples import SLOWEST, Progress, Sample, SlowSample, StepReport, slowest
 from actors.rollout.scoring import Scoring, Written, observe, shown
 from actors.waiting import ActorTimeoutError, wait
 
 _POLL_S = 0.1  # longest wait for one thing before a look at the others
-_AHEAD = 16  # prompts that are asked for at once
-_PLACE_S = 1.0  # longest wait of one question, inside the replay actor, for a place
-_CALL_S = 60.0  # longest wait for an answer of the replay actor
+_PLACE_S = 1.0  # longest wait of one question, inside the ledger, for a place
+_CALL_S = 60.0  # longest wait for an answer of the ledger
 _JOIN_S = 30.0
+_DOING = {"generate": "time/generate", "score": "time/score_and_store", "idle": "idle/generator_s"}  # and the metric of its seconds
 
 
-class Continuous:
+@dataclass(frozen=True)
+class Pace:
+    """How the loop takes places.
+
+    Attributes:
+        at_once: prompts that are asked for together. ahead: also while others are being answered.
+        outlives_engines: it goes on with the engines that are left when one dies. sleeps: engines sleep when all groups are stored.
+    """
+
+    at_once: int
+    ahead: bool
+    outlives_engines: bool
+    sleeps: bool
+
+
+class RolloutLoop:
     """Begins at once, and goes on until `stop`.
 
     Args:
         stream: of prompts; drawn from in the thread alone.
         requests: of a group.
         rows: responses per prompt.
-        replay: handle of the replay actor.
+        ledger: handle of the ledger's actor.
         shown: most samples that a report holds.
     """
 
@@ -57,25 +76,28 @@ class Continuous:
         rows: int,
         pool: EnginePool,
         scoring: Scoring,
-        replay: Any,
+        ledger: Any,
+        pace: Pace,
         shown: int,
     ) -> None:
-        self._stream, self._requests, self._rows = stream, requests, rows
-        self._pool, self._scoring, self._replay = pool, scoring, replay
+        self._stream, self._requests, self._rows, self._pace = stream, requests, rows, pace
+        self._pool, self._scoring, self._ledger = pool, scoring, ledger
         self._flying = InFlight()
         self._drawn: deque[DrawnPrompt] = deque()
+        self._begun: dict[str, Written | None] = {}  # groups in the order of drawing, until those before them are noted
         self._prompt_metrics: dict[str, float] = {}
-        self._asked: Any = None  # the question that the replay actor has not answered yet
+        self._asked: Any = None  # the question that the ledger has not answered yet
         self._asked_at = 0.0
         self._known_dead: set[str] = set()
         self._stopping, self._ended = threading.Event(), threading.Event()
         self._lock = threading.Lock()  # of all that follows, which other threads read
         self._began = time.monotonic()
         self._groups = self._tokens = self._reported_tokens = 0
-        self._idle_s, self._idle_since, self._reported_idle_s = 0.0, self._began, 0.0
-        self._idle = True
+        self._doing, self._since = "idle", self._began
+        self._seconds: dict[str, float] = dict.fromkeys(_DOING, 0.0)  # since the last report
         self._in_flight = 0
-        self._samples: deque[Sample] = deque(maxlen=shown)
+        self._samples: list[Sample] = []
+        self._shown = shown
         self._verdicts: list[Verdict] = []
         self._slowest: tuple[SlowSample, ...] = ()
         self._log: list[str] = []
@@ -103,37 +125,37 @@ class Continuous:
     def report(self) -> StepReport:
         """What happened since the last report."""
         with self._lock:
-            idle_s = self._idle_s + (time.monotonic() - self._idle_since if self._idle else 0.0)
-            metrics = {
-                "generated_tokens": float(self._tokens - self._reported_tokens),
-                "idle/generator_s": idle_s - self._reported_idle_s,
-                "engines/alive": float(len(self._pool.alive)),
-            }
-            self._reported_tokens, self._reported_idle_s = self._tokens, idle_s
+            self._now_doing(self._doing)
+            metrics = {metric: self._seconds[doing] for doing, metric in _DOING.items()}
+            metrics |= {"generated_tokens": float(self._tokens - self._reported_tokens), "engines/alive": float(len(self._pool.alive))}
+            self._seconds, self._reported_tokens = dict.fromkeys(_DOING, 0.0), self._tokens
             samples, slow, verdicts = tuple(self._samples), self._slowest, self._verdicts
-            self._samples.clear()
-            self._slowest, self._verdicts = (), []
+            self._samples, self._slowest, self._verdicts = [], (), []
         return StepReport(samples=samples, slowest=slow, metrics=metrics | scoring_metrics(verdicts) | self._prompt_metrics)
 
     def stop(self) -> None:
         """Abort what runs and end. Idempotent.
 
         Raises:
-            TimeoutError: the thread is stuck in a call.
+            ActorTimeoutError: the thread is stuck in a call.
         """
         self._stopping.set()
         self._thread.join(_JOIN_S)
         if self._thread.is_alive():
-            raise TimeoutError(f"generation did not stop within {_JOIN_S:.0f} s")
+            raise ActorTimeoutError(f"generation did not stop within {_JOIN_S:.0f} s")
 
     # ---- the thread ----
 
     def _run(self) -> None:
         why = "it was stopped"
         try:
+            self._ask("begin_writing")
             while not self._stopping.is_set():
-                self._admit()
-                self._gather()
+                try:
+                    self._admit()
+                    self._gather()
+                except EngineDiedError as error:
+                    self._do_without(error)
                 self._store()
             self._pool.abort([lost for uid in self._flying.uids() for lost in self._flying.remove(uid)])
         except Exception as error:  # noqa: BLE001  (whatever it is, the trainer must hear of it)
@@ -145,7 +167,7 @@ class Continuous:
             self._ended.set()
 
     def _admit(self) -> None:
-        """Begin what there are places for. One question is always out, and waits in the replay actor: a full buffer costs no calls."""
+        """Begin what there are places for. The question that is out waits in the ledger: while there is no place, that costs no calls."""
         begun: list[PromptGroup] = []
         while (places := self._places(wait_s=0.0 if begun or self._flying or self._scoring else _POLL_S)) is not None:
             for uid in places.cancelled:
@@ -158,33 +180,29 @@ class Continuous:
             return
         for group in begun:
             self._flying.add(group)
+            self._begun[group.uid] = None
         self._count()
         self._pool.submit([request for group in begun for request in self._requests(group)])
 
     def _places(self, wait_s: float) -> Places | None:
         """The answer to the question that is out, if it comes within `wait_s` seconds."""
         if self._asked is None:
-            self._drawn += self._stream.draw_encoded(_AHEAD - len(self._drawn))
-            self._asked = self._replay.reserve.remote([drawn.uid for drawn in self._drawn], self._rows, _PLACE_S)
+            if not self._pace.ahead and (self._flying or self._scoring):
+                return None
+            self._drawn += self._stream.draw_encoded(self._pace.at_once - len(self._drawn))
+            self._asked = self._ledger.reserve.remote([drawn.uid for drawn in self._drawn], self._rows, _PLACE_S)
             self._asked_at = time.monotonic()
         ready, _ = ray.wait([self._asked], timeout=wait_s)
         if not ready:
             if time.monotonic() > self._asked_at + _PLACE_S + _CALL_S:
-                raise ActorTimeoutError(f"reserve: no answer from {names.REPLAY} within {_PLACE_S + _CALL_S:.0f} s")
+                raise ActorTimeoutError(f"reserve: no answer from {names.LEDGER} within {_PLACE_S + _CALL_S:.0f} s")
             return None
         asked, self._asked = self._asked, None
-        places: Places = wait(asked, who=names.REPLAY, what="reserve", timeout_s=_CALL_S)
+        places: Places = wait(asked, who=names.LEDGER, what="reserve", timeout_s=_CALL_S)
         return places
 
     def _gather(self) -> None:
-        try:
-            results = self._pool.collect(_POLL_S if self._flying else 0.0, until=self._asked)
-        except EngineDiedError as error:
-            if not self._pool.alive:
-                raise
-            for uid in self._flying.groups_of(error.request_ids):  # no engine could finish them, and others live
-                self._fail(uid, str(error))
-            results = []
+        results = self._pool.collect(_POLL_S if self._flying else 0.0, until=self._asked)
         for name in sorted(set(self._pool.dead) - self._known_dead):
             self._known_dead.add(name)
             self._say(f"{name} is gone; its requests go to {', '.join(self._pool.alive)}: {self._pool.dead[name]}")
@@ -193,59 +211,79 @@ class Continuous:
         self._scoring.begin(self._flying.finish(results))
         self._count()
 
+    def _do_without(self, error: EngineDiedError) -> None:
+        """An engine died; groups that no engine could finish fail, and others are admitted in their place.
+
+        Raises:
+            EngineDiedError: it was the last, or the run does not go on without one.
+        """
+        if not self._pool.alive or not self._pace.outlives_engines:
+            raise error
+        for uid in self._flying.groups_of(error.request_ids):
+            self._fail(uid, str(error))
+        self._count()
+
     def _store(self) -> None:
         scored = self._scoring.written(0.0 if self._flying else _POLL_S)
         if not scored:
             return
-        self._note(scored)
-        for group in scored:
-            if group.meta is None:
-                self._ask("fail", group.group.uid, f"no reward: {next(v.error for v in group.verdicts if v.drop == 'group')}")
-        written = [(group, group.meta) for group in scored if group.meta is not None]
-        stored = []
-        for group, meta in written:
-            starts, ends = zip(*((tag["start_version"], tag["end_version"]) for tag in meta.tags), strict=True)
-            stored.append(Stored(group.group.uid, meta, min(starts), max(ends)))
+        for done in scored:
+            self._begun[done.group.uid] = done
+        self._note()
+        for done in scored:
+            if done.meta is None:
+                self._ask("fail", done.group.uid, f"no reward: {next(v.error for v in done.verdicts if v.drop == 'group')}")
+        if self._pace.sleeps and not self._flying and not self._scoring:
+            self._pool.sleep()  # before the trainer hears of the last group: it needs the memory
+        stored = [
+            Stored(done.group.uid, meta, min(tag["start_version"] for tag in meta.tags), max(tag["end_version"] for tag in meta.tags))
+            for done in scored
+            if (meta := done.meta) is not None
+        ]
         wanted = self._ask("commit", stored) if stored else ()
         with self._lock:
             self._groups += sum(wanted)
-            self._samples += [shown(group) for (group, _), kept in zip(written, wanted, strict=True) if kept]
         self._count()
 
-    def _note(self, scored: Sequence[Written]) -> None:
-        """What the next report says of the verdicts."""
-        found = [SlowSample.of(group.group.problem.uid, verdict) for group in scored for verdict in group.verdicts]
-        for group in scored:
-            observe(self._stream, group)
+    def _note(self) -> None:
+        """What the curriculum and the next report hear of groups, in the order in which these were drawn."""
+        noted: list[Written] = []
+        while self._begun and (done := self._begun[next(iter(self._begun))]) is not None:
+            noted.append(self._begun.pop(done.group.uid) or done)
+            observe(self._stream, done)
+        found = [SlowSample.of(done.group.problem.uid, verdict) for done in noted for verdict in done.verdicts]
         with self._lock:
             self._prompt_metrics = self._stream.metrics()
-            self._verdicts += [verdict for group in scored for verdict in group.verdicts]
+            self._verdicts += [verdict for done in noted for verdict in done.verdicts]
             self._slowest = slowest((*self._slowest, *found), SLOWEST)
+            room = self._shown - len(self._samples)
+            self._samples += [shown(done) for done in noted if done.meta is not None][:room]
 
     def _fail(self, uid: str, reason: str) -> None:
         self._pool.abort(self._flying.remove(uid))
+        self._begun.pop(uid, None)
         self._ask("fail", uid, reason)
+        self._note()
 
     def _abandon(self, why: str) -> None:
         try:
             self._ask("abandon", why)
-        except Exception as error:  # noqa: BLE001  (the replay actor is gone as well: its callers see that themselves)
-            self._say(f"the replay buffer was not told that generation ended: {error}")
+        except Exception as error:  # noqa: BLE001  (the ledger is gone as well: its callers see that themselves)
+            self._say(f"the ledger was not told that generation ended: {error}")
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        return wait(getattr(self._replay, method).remote(*arguments), who=names.REPLAY, what=method, timeout_s=_CALL_S)
+        return wait(getattr(self._ledger, method).remote(*arguments), who=names.LEDGER, what=method, timeout_s=_CALL_S)
 
     def _count(self) -> None:
-        """What others may read of the groups in flight; and since when no engine has anything to do."""
-        now = time.monotonic()
+        """What others may read of the groups in flight, and of what is being done."""
         with self._lock:
             self._in_flight = len(self._flying) + len(self._scoring)
-            idle = not self._flying
-            if idle and not self._idle:
-                self._idle_since = now
-            elif self._idle and not idle:
-                self._idle_s += now - self._idle_since
-            self._idle = idle
+            self._now_doing("generate" if self._flying else "score" if self._scoring else "idle")
+
+    def _now_doing(self, doing: str) -> None:
+        now = time.monotonic()
+        self._seconds[self._doing] += now - self._since
+        self._doing, self._since = doing, now
 
     def _say(self, line: str) -> None:
         with self._lock:
