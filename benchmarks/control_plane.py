@@ -124,7 +124,7 @@ def main() -> None:
         starts = json.loads((directory / TIMES).read_text())
         rows = by_step(read(directory / "metrics.jsonl"))
     periods = [1e3 * (after - before) for (before, *_), (after, *_) in itertools.pairwise(starts)]
-    compute = 1e3 * (sum(SHARES.values()) + SHARES["logprob_step"])
+    compute = 1e3 * (sum(SHARES.values()) + SHARES["logprob"])
     quick = periods[_LEFT_OUT : QUICK_STEPS - 1]
     slow = [period - compute for period in periods[QUICK_STEPS + _LEFT_OUT - 1 :]]
     stages = [name for name in rows[1] if name.startswith("time/")]

@@ -43,7 +43,7 @@ from flows.grpo_session import GrpoSession
 from flows.session import run_name
 
 QUICK_STEPS, SLOW_STEPS = 40, 10  # compute takes no time, then a second
-SHARES = {"rollout": 0.5, "logprob_step": 0.1, "train_steps": 0.25, "update_weights": 0.05}  # seconds; logprob_step comes twice
+SHARES = {"rollout": 0.5, "logprob": 0.1, "train_steps": 0.25, "update_weights": 0.05}  # seconds; logprob comes twice
 TIMES = "step_starts.json"  # of each step: when it began, and how much CPU time the machine had used and lost to its host by then
 
 
@@ -160,14 +160,12 @@ class StubWorker:
     def data_plane_usage(self) -> dict[str, OperationUsage]:
         return {}
 
-    def export_weights(self) -> dict[str, Any]:
-        return {}
-
-    def snapshot_reference(self) -> None: ...
     def reset_optimizer(self, optimizer: Any) -> None: ...
 
-    def save_hf(self, path: str) -> None:
-        Path(path).mkdir()
+    def call(self, method: str, *arguments: Any) -> dict[str, Any] | None:
+        if method == "save_hf":
+            Path(arguments[0]).mkdir()
+        return {} if method == "export_weights" else None
 
 
 class StubPolicyGroup(PolicyGroup):

@@ -62,7 +62,7 @@ class Bench:
         """The engine says what transformers says with the policy's weights."""
         prompt = list(range(5, 37))
         (answer,) = self.pool.generate([GenerationRequest("check", prompt, 32, 0.0, 1.0, 0)])
-        weights = ray.get(self._worker.export_weights.remote(), timeout=120)
+        weights = ray.get(self._worker.call.remote("export_weights"), timeout=120)
         with torch.device("cuda"):
             model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(self.model)).float().eval()
             model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, strict=False)

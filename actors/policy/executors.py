@@ -4,6 +4,8 @@
                    one per replica             └─ replica 1:  request ──► execute on worker 4, 5, ..
                                                   (replicas run side by side with different plans)
 
+One call at a time: the policy group sees to that.
+
 A request is metadata: the tensors it names come from the data plane. Ray runs one compiled graph per actor at a time, so the
 graph's node is the generic `execute`, and the method to run is part of the request. Pipeline and tensor parallel traffic is
 Megatron's own; the graph only says who runs.
@@ -62,7 +64,6 @@ class PlainExecutor:
 
     def __init__(self, replicas: Sequence[dict[str, Any]], timeout_s: float) -> None:
         self._replicas, self._timeout_s = replicas, timeout_s
-        self._lock = threading.Lock()
 
     compiled = False
 
@@ -72,13 +73,12 @@ class PlainExecutor:
         Raises:
             ActorGoneError, ActorTimeoutError: a worker is lost or silent; the message names it. Or what a worker raised.
         """
-        with self._lock:
-            refs = {
-                name: worker.execute.remote(packed)
-                for packed, workers in zip([request.pack() for request in requests], self._replicas, strict=True)
-                for name, worker in workers.items()
-            }
-            values = wait_all(refs, what=requests[0].method, timeout_s=self._timeout_s * stages)
+        refs = {
+            name: worker.execute.remote(packed)
+            for packed, workers in zip([request.pack() for request in requests], self._replicas, strict=True)
+            for name, worker in workers.items()
+        }
+        values = wait_all(refs, what=requests[0].method, timeout_s=self._timeout_s * stages)
         return [[pickle.loads(values[name]) for name in workers] for workers in self._replicas]
 
     def close(self) -> None:
@@ -94,7 +94,6 @@ class CompiledExecutor:
 
     def __init__(self, replicas: Sequence[dict[str, Any]], timeout_s: float, config: CompiledGraphConfig) -> None:
         self._replicas, self._timeout_s = replicas, timeout_s
-        self._lock = threading.Lock()
         self._graphs: list[Any] = []
         self._why_closed = ""
         started = time.monotonic()
@@ -116,29 +115,27 @@ class CompiledExecutor:
     def run(self, requests: Sequence[Request], stages: int = 1) -> list[list[Any]]:
         """As `PlainExecutor.run`. Whenever a worker may still be inside the call, the graphs are torn down."""
         timeout_s = self._timeout_s * stages
-        with self._lock:
-            if not self._graphs:
-                raise ActorGoneError(f"{requests[0].method}: the compiled graph was torn down ({self._why_closed})")
-            try:
-                if self._threads is None:
-                    return [self._one(0, requests[0], timeout_s)]
-                return self._side_by_side(self._threads, requests, timeout_s)
-            except RayTaskError as error:
-                raise cause(error) from error
-            except RayChannelTimeoutError as error:
-                silent = ", ".join(name for workers in self._replicas for name in workers)
-                message = f"{requests[0].method}: no answer from {silent} within {timeout_s:.0f} s"
-                self._tear_down(message)
-                raise ActorTimeoutError(message) from error
-            except (RayChannelError, RayActorError) as error:
-                message = f"{requests[0].method}: {self._dead()} died ({type(error).__name__})"
-                self._tear_down(message)
-                raise ActorGoneError(message) from error
+        if not self._graphs:
+            raise ActorGoneError(f"{requests[0].method}: the compiled graph was torn down ({self._why_closed})")
+        try:
+            if self._threads is None:
+                return [self._one(0, requests[0], timeout_s)]
+            return self._side_by_side(self._threads, requests, timeout_s)
+        except RayTaskError as error:
+            raise cause(error) from error
+        except RayChannelTimeoutError as error:
+            silent = ", ".join(name for workers in self._replicas for name in workers)
+            message = f"{requests[0].method}: no answer from {silent} within {timeout_s:.0f} s"
+            self._tear_down(message)
+            raise ActorTimeoutError(message) from error
+        except (RayChannelError, RayActorError) as error:
+            message = f"{requests[0].method}: {self._dead()} died ({type(error).__name__})"
+            self._tear_down(message)
+            raise ActorGoneError(message) from error
 
     def close(self) -> None:
         """Tear the graphs down; the workers live on and take ordinary calls. Idempotent, silent, at most 10 s."""
-        with self._lock:
-            self._tear_down("closed")
+        self._tear_down("closed")
 
     def _one(self, replica: int, request: Request, timeout_s: float) -> list[Any]:
         refs = self._graphs[replica].execute(request.pack())

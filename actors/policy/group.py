@@ -143,13 +143,13 @@ class PolicyGroup:
         plan = self._plan(meta)
         with self._in_turn(turn):
             started = time.monotonic()
-            metrics = self._run("logprob_step", plan, column, reference)
+            metrics = self._run("logprob", plan, column, reference)
             return {"logprob_s": time.monotonic() - started} | {name: metrics[name] for name in metrics if name.startswith(_MEMORY)}
 
     @_one_at_a_time
     def evaluate(self, meta: KVBatchMeta) -> dict[str, float]:
         """The supervised loss of the present weights over the batch, without an update. Returns loss, entropy, response_tokens."""
-        return self._run("evaluate_step", self._plan(meta))
+        return self._run("evaluate", self._plan(meta))
 
     def withdraw(self, step: int) -> None:
         """Stages of this step that were sent ahead do not begin any more."""
@@ -158,7 +158,7 @@ class PolicyGroup:
     @_one_at_a_time
     def snapshot_reference(self) -> None:
         """Make the current weights the reference policy."""
-        self._on_all("snapshot_reference")
+        self._on_all("call", "snapshot_reference")
 
     @_one_at_a_time
     def reset_optimizer(self, optimizer: OptimizerConfig) -> None:
@@ -197,7 +197,7 @@ class PolicyGroup:
         }
 
     def _refit_through_host(self, engines: EnginePool, options: UpdateOptions) -> dict[str, WeightUpdate]:
-        refs = {name: worker.export_weights.remote() for name, worker in self._named_workers().items()}
+        refs = {name: worker.call.remote("export_weights") for name, worker in self._named_workers().items()}
         # Only readiness is awaited: the tensors stay in the object store, and each engine maps them there.
         ray.wait(list(refs.values()), num_returns=len(refs), timeout=self._config.timeout_s)
         weights = refs.pop("policy-worker-0")
@@ -207,7 +207,7 @@ class PolicyGroup:
     @_one_at_a_time
     def save_hf(self, path: str) -> None:
         """Write the weights as a Hugging Face directory."""
-        self._on_all("save_hf", path)
+        self._on_all("call", "save_hf", path)
 
     @contextmanager
     def _in_turn(self, turn: Turn | None) -> Iterator[None]:
@@ -239,7 +239,8 @@ class PolicyGroup:
 
     def _on_all(self, method: str, *arguments: Any) -> list[Any]:
         refs = {name: getattr(worker, method).remote(*arguments) for name, worker in self._named_workers().items()}
-        return list(wait_all(refs, what=method, timeout_s=self._config.timeout_s).values())
+        what = str(arguments[0]) if method == "call" else method
+        return list(wait_all(refs, what=what, timeout_s=self._config.timeout_s).values())
 
     def _named_workers(self) -> dict[str, Any]:
         return {f"policy-worker-{rank}": worker for rank, worker in enumerate(self._workers)}

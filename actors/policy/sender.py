@@ -32,7 +32,7 @@ class Sender:
             workers: all policy workers by name, rank 0 first.
         """
         self._plan, self._workers, self._engines, self._timeout_s = plan, workers, engines, timeout_s
-        refs = {name: worker.manifest.remote() for name, worker in workers.items()}
+        refs = {name: worker.call.remote("manifest") for name, worker in workers.items()}
         self._manifest: Manifest = next(iter(wait_all(refs, what="refit: list the weights", timeout_s=timeout_s).values()))
         self._joined: list[str] = []
 

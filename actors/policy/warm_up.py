@@ -33,7 +33,7 @@ def warm_up(config: PolicyConfig, plane: DataPlane, longest: int, run: Callable[
     meta = _put(config, plane, *_shape(config, longest))
     requests = {"train": Request("warm_up", ("grpo",))}
     if config.why_no_logprob() is None or config.why_no_ref_logprob() is None:
-        requests = {"logprob": Request("logprob_step", (_LOGPROBS, False)), **requests}
+        requests = {"logprob": Request("logprob", (_LOGPROBS, False)), **requests}
     passes = 1 if config.cuda_graph.impl == "none" else config.cuda_graph.warmup_steps + 1  # the last one captures
     seconds = {}
     try:

@@ -173,6 +173,10 @@ class PolicyWorker:
         return metrics | self._graph_counts() | devices.peak_memory(self._device, "train")
 
     @_on_device
+    def train_steps(self, plans: Sequence[ShardPlan], objective: Literal["sft", "grpo"]) -> list[dict[str, float]]:
+        """`train` of each, up to the first that fails. One call: the worker does not wait for the group between two."""
+        return [self.train(plan, objective) for plan in plans]
+
     def evaluate(self, plan: ShardPlan) -> dict[str, float]:
         """The supervised loss over the plan's rows, without a gradient: loss, entropy and response_tokens as of `train`.
 

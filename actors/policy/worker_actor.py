@@ -1,7 +1,8 @@
-"""The Ray side of a policy worker: methods that Ray can inspect, around a plain `PolicyWorker`.
+"""The Ray side of a policy worker: a plain `PolicyWorker`, one call at a time.
 
-Stage calls come in through `execute` (a compiled graph's node, or an actor call), everything else through methods of its own.
-A compiled graph runs `execute` on a background thread beside ordinary calls, so a lock refuses two calls at once.
+Stages come in through `execute` (a compiled graph's node, or an actor call), other methods of the `PolicyWorker` through `call`, and what
+an actor adds to it through methods of its own. A compiled graph runs `execute` on a background thread beside ordinary calls: the group
+lets only one call out at a time, and a second one is refused here.
 """
 
 from __future__ import annotations
@@ -18,21 +19,19 @@ import ray
 
 from actors.data_plane.connect import DataPlaneAddress, connect
 from actors.data_plane.metrics import OperationUsage
-from actors.data_plane.sharding import ShardPlan
 from actors.generation import senders
 from actors.generation.senders import SharedBuffer, Transfer
 from actors.generation.types import Transport
-from actors.generation.weights import Manifest
 from actors.heap import freeze_heap
 from actors.policy.executors import Request
 from configs.policy import OptimizerConfig, PolicyConfig
 
 Objective = Literal["sft", "grpo"]
-# Stage methods and their arguments (Ray wraps the methods, so their signatures cannot be asked).
+# Stages and their arguments.
 _STAGES = {
     "train_steps": ("plans", "objective"),
-    "logprob_step": ("plan", "column", "reference"),
-    "evaluate_step": ("plan",),
+    "logprob": ("plan", "column", "reference"),
+    "evaluate": ("plan",),
     "warm_up": ("plan", "objective"),
 }
 
@@ -82,69 +81,41 @@ class PolicyWorkerActor:
         Raises:
             MalformedRequestError, OverlapError, or what the method raises.
         """
-        return Request.answer(packed, self._run)
+        return Request.answer(packed, self._stage)
 
-    def _run(self, request: Request) -> Any:
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Any other method of the `PolicyWorker`.
+
+        Raises:
+            OverlapError, or what the method raises.
+        """
+        with self._alone(method):
+            return getattr(self._worker, method)(*arguments)
+
+    def _stage(self, request: Request) -> Any:
         wanted = _STAGES.get(request.method)
         if wanted is None:
             raise MalformedRequestError(f"wanted one of {', '.join(_STAGES)}, got {request.method!r}")
         got = [type(argument).__name__ for argument in request.arguments]
         if len(wanted) != len(got):
             raise MalformedRequestError(f"{request.method}: wanted {', '.join(wanted)}; got {len(got)} argument(s): {', '.join(got)}")
-        return getattr(self, request.method)(*request.arguments)
-
-    def train_steps(self, plans: Sequence[ShardPlan], objective: Objective) -> list[dict[str, float]]:
-        """`PolicyWorker.train` of each, up to the first that fails. One call: the worker does not wait for the group between two."""
-        with self._alone("train_steps"):
-            return [self._worker.train(plan, objective) for plan in plans]
-
-    def logprob_step(self, plan: ShardPlan, column: str, reference: bool) -> dict[str, float]:
-        """`PolicyWorker.logprob`."""
-        with self._alone("logprob_step"):
-            return self._worker.logprob(plan, column, reference)
-
-    def evaluate_step(self, plan: ShardPlan) -> dict[str, float]:
-        """`PolicyWorker.evaluate`."""
-        with self._alone("evaluate_step"):
-            return self._worker.evaluate(plan)
-
-    def warm_up(self, plan: ShardPlan, objective: Objective) -> None:
-        """`PolicyWorker.warm_up`."""
-        with self._alone("warm_up"):
-            self._worker.warm_up(plan, objective)
+        return self.call(request.method, *request.arguments)
 
     def setup(self) -> dict[str, Any]:
         """`PolicyWorker.setup`."""
-        with self._alone("setup"):
-            info = self._worker.setup()
-            if self._leads and self._transport == "nccl":
-                senders.prepare_broadcast()
-            return info
+        info: dict[str, Any] = self.call("setup")
+        if self._leads and self._transport == "nccl":
+            senders.prepare_broadcast()
+        return info
 
     def ready(self) -> None:
         """After the warm-up."""
         freeze_heap()
 
-    def snapshot_reference(self) -> None:
-        """`PolicyWorker.snapshot_reference`."""
-        with self._alone("snapshot_reference"):
-            self._worker.snapshot_reference()
-
     def reset_optimizer(self, optimizer: OptimizerConfig) -> None:
         """`PolicyWorker.reset_optimizer`."""
-        with self._alone("reset_optimizer"):
-            self._worker.reset_optimizer(optimizer)
-            freeze_heap()  # frees the optimizer that was there
-
-    def export_weights(self) -> Any:
-        """`PolicyWorker.export_weights`."""
-        with self._alone("export_weights"):
-            return self._worker.export_weights()
-
-    def manifest(self) -> Manifest:
-        """`PolicyWorker.manifest`."""
-        with self._alone("manifest"):
-            return self._worker.manifest()
+        self.call("reset_optimizer", optimizer)
+        freeze_heap()  # frees the optimizer that was there
 
     def rendezvous(self) -> tuple[str, int]:
         """Address and free port of this worker's host, at which a broadcast's ranks can meet."""
@@ -176,11 +147,6 @@ class PolicyWorkerActor:
             except Exception as error:
                 delivery.abandon(f"the policy could not send its weights: {type(error).__name__}: {error}")
                 raise
-
-    def save_hf(self, path: str) -> None:
-        """`PolicyWorker.save_hf`."""
-        with self._alone("save_hf"):
-            self._worker.save_hf(path)
 
     @contextmanager
     def _alone(self, method: str) -> Iterator[None]:

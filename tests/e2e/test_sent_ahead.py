@@ -34,7 +34,7 @@ class FailingWorker(StubWorker):
 
     def _run(self, request: Request) -> Any:
         in_step_2 = self._trained == 1
-        if request.method == "logprob_step" and request.arguments[2] and in_step_2 and self.left:
+        if request.method == "logprob" and request.arguments[2] and in_step_2 and self.left:
             self.left -= 1
             raise self.error
         return super()._run(request)

@@ -78,7 +78,7 @@ class Run:
 
     def reference(self) -> Any:
         """transformers with the policy's present weights, in float32."""
-        weights = ray.get(self._worker.export_weights.remote(), timeout=60)
+        weights = ray.get(self._worker.call.remote("export_weights"), timeout=60)
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(self.model)).float().cuda().eval()
         missing, unexpected = model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, strict=False)
         assert not unexpected

@@ -35,7 +35,7 @@ def test_every_stage_runs_once_over_the_longest_samples_and_the_rows_are_gone() 
     seen, plane, seconds = run_with(
         batching={"micro_batch_size": 4}, parallel={"data": 2}, recompute_logprobs="always", loss={"kl_coef": 0.1}
     )
-    assert [request.method for request, _ in seen] == ["logprob_step", "warm_up"]
+    assert [request.method for request, _ in seen] == ["logprob", "warm_up"]
     assert list(seconds) == ["logprob", "train"]
     assert all(meta.sequence_lengths == (LONGEST,) * 8 for _, meta in seen)
     assert plane.status(PARTITION).samples == 0
