@@ -1,7 +1,7 @@
 """What Ray adds to a train call: a compiled graph against plain actor calls, over the same workers, in one run.
 
     owner actor (as PolicyGroup is) ── PlainExecutor    ──► n workers        alternating blocks of calls on the same workers
-                                    └─ CompiledExecutor ──► n workers
+                                    └─ CompiledExecutor ──► n workers        as it waits here; and `bare`, with Ray's own spinning reads
 
 No-op workers return at once, so the call is all there is. Tiny-model workers run a real Megatron train step on a small batch that
 each holds in memory, on the CPU (not on a machine with a GPU: the workers would share it). n workers are one replica (tensor
@@ -28,7 +28,6 @@ import torch
 from actors.data_plane.meta import KVBatchMeta
 from actors.data_plane.sharding import ShardPlan, plan_batch
 from actors.policy.executors import CompiledExecutor, PlainExecutor, Request
-from configs.compiled_graph import CompiledGraphConfig
 from configs.model import ModelConfig
 from configs.policy import ParallelConfig, PolicyConfig
 
@@ -84,7 +83,8 @@ class Owner:
     def measure(self, replicas: list[list[Any]], plans: list[ShardPlan], calls: int) -> dict[str, float]:
         """Median and p95 microseconds of both paths, and the ratio of the medians."""
         named = [{f"worker-{r}-{i}": worker for i, worker in enumerate(workers)} for r, workers in enumerate(replicas)]
-        executors = {"plain": PlainExecutor(named, 60.0), "compiled": CompiledExecutor(named, 60.0, CompiledGraphConfig())}
+        compiled = CompiledExecutor(named, 60.0)
+        executors = {"plain": PlainExecutor(named, 60.0), "compiled": compiled, "bare": compiled}
         requests = [Request("train_steps", ((plan,), "sft")) for plan in plans]
         times: dict[str, list[float]] = {name: [] for name in executors}
         for executor in executors.values():
@@ -92,6 +92,8 @@ class Owner:
                 executor.run(requests)
         while len(times["compiled"]) < calls:
             for name, executor in executors.items():
+                if name != "plain":
+                    compiled.wait_by(spinning=compiled.spins or name == "bare")
                 for _ in range(min(BLOCK, calls)):
                     started = time.perf_counter()
                     executor.run(requests)
@@ -99,7 +101,9 @@ class Owner:
         for executor in executors.values():
             executor.close()
         found = {f"{name}_{what}_us": round(value * 1e6, 1) for name in times for what, value in _quantiles(times[name]).items()}
-        return found | {"ratio": round(found["plain_median_us"] / found["compiled_median_us"], 2)}
+        ratios = {kind: found["plain_median_us"] / found[f"{kind}_median_us"] for kind in ("compiled", "bare")}
+        found |= {"ratio": round(ratios["compiled"], 2), "bare_ratio": round(ratios["bare"], 2)}
+        return found | {"spins": float(compiled.spins), "to_bare": round(ratios["compiled"] / ratios["bare"], 2)}
 
 
 def batch() -> KVBatchMeta:

@@ -42,7 +42,6 @@ from actors.policy.executors import CompiledExecutor, PlainExecutor, Request  # 
 from actors.policy.flops import training_flops  # noqa: E402
 from actors.policy.worker import PolicyWorker  # noqa: E402
 from configs.batching import BatchingConfig  # noqa: E402
-from configs.compiled_graph import CompiledGraphConfig  # noqa: E402
 from configs.policy import PolicyConfig  # noqa: E402
 
 MICRO_BATCHES = 4
@@ -202,7 +201,7 @@ def over_ray(model: Path, directory: Path, impl: str, cases: list[Case], seconds
         row = ray.get(actor.measure.remote(case, seconds), timeout=300)
         for name, executor in (
             ("plain_ms", PlainExecutor(replicas, 300.0)),
-            ("compiled_ms", CompiledExecutor(replicas, 300.0, CompiledGraphConfig())),
+            ("compiled_ms", CompiledExecutor(replicas, 300.0)),
         ):
             row[name] = round(median_seconds(functools.partial(executor.run, request), seconds) * 1e3, 1)
             executor.close()

@@ -18,7 +18,6 @@ class CompiledGraphConfig(StrictModel):
     warmup_global_batch_size: PositiveInt | None = Field(
         None, description="Synthetic samples over all replicas; default: one micro-batch per replica."
     )
-    overlap_communication: bool = Field(False, description="Overlap GPU transfers with compute.")  # Ray: _overlap_gpu_communication
     timeout_s: PositiveFloat | None = Field(
         None, description="Longest wait for one call through the graph; default: policy.timeout_s."
     )  # Ray: RAY_CGRAPH_get_timeout, _submit_timeout

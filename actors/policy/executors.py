@@ -28,13 +28,14 @@ from ray.exceptions import RayActorError, RayChannelError, RayChannelTimeoutErro
 
 from actors.policy import channels
 from actors.waiting import ActorGoneError, ActorTimeoutError, cause, wait_all
+from configs import settings
 from configs.compiled_graph import CompiledGraphConfig
 
 _PROBE_S = 5.0  # for each worker to say that it lives
 _GRACE_S = 5.0  # for the other replicas, after one has failed
 _TEARDOWN_S = 10.0
 
-channels.sleep_while_waiting()  # here, since owner and workers alike import this module: `Request` is theirs
+channels.wait_by(spinning=False)  # here, since owner and workers alike import this module: `Request` is theirs
 
 
 @dataclass(frozen=True)
@@ -92,17 +93,19 @@ class CompiledExecutor:
         Exception: whatever Ray raised while compiling; what was compiled is torn down.
     """
 
-    def __init__(self, replicas: Sequence[dict[str, Any]], timeout_s: float, config: CompiledGraphConfig) -> None:
+    def __init__(self, replicas: Sequence[dict[str, Any]], timeout_s: float) -> None:
         self._replicas, self._timeout_s = replicas, timeout_s
         self._graphs: list[Any] = []
         self._why_closed = ""
         started = time.monotonic()
+        processes = 1 + sum(map(len, replicas))
+        self.spins = channels.has_idle_cores(processes, settings.cpu_count())
         try:
+            self.wait_by(spinning=self.spins)
             for workers in replicas:
                 with InputNode() as request:
                     graph = MultiOutputNode([worker.execute.bind(request) for worker in workers.values()])
-                overlap = config.overlap_communication
-                self._graphs.append(graph.experimental_compile(_submit_timeout=timeout_s, _overlap_gpu_communication=overlap))
+                self._graphs.append(graph.experimental_compile(_submit_timeout=timeout_s))
         except BaseException:
             self.close()
             raise
@@ -111,6 +114,16 @@ class CompiledExecutor:
         self._threads = ThreadPoolExecutor(len(replicas), "replica") if len(replicas) > 1 else None
 
     compiled = True
+
+    def wait_by(self, *, spinning: bool) -> None:
+        """How owner and workers wait for each other (`channels`).
+
+        Raises:
+            ActorGoneError, ActorTimeoutError: a worker is lost or silent.
+        """
+        channels.wait_by(spinning=spinning)
+        refs = {name: worker.__ray_call__.remote(_wait_by, spinning) for workers in self._replicas for name, worker in workers.items()}
+        wait_all(refs, what="set how to wait", timeout_s=self._timeout_s)
 
     def run(self, requests: Sequence[Request], stages: int = 1) -> list[list[Any]]:
         """As `PlainExecutor.run`. Whenever a worker may still be inside the call, the graphs are torn down."""
@@ -182,9 +195,15 @@ def build_executor(
     if not config.enabled:
         return PlainExecutor(replicas, timeout_s), "plain actor calls (policy.compiled_graph.enabled is false)"
     try:
-        executor = CompiledExecutor(replicas, timeout_s, config)
+        executor = CompiledExecutor(replicas, timeout_s)
     except Exception as error:  # noqa: BLE001  (whatever Ray says, plain calls still work)
         return PlainExecutor(
             replicas, timeout_s
         ), f"WARNING: plain actor calls, compiling the graph failed: {type(error).__name__}: {error}"
-    return executor, f"compiled graph over {sum(map(len, replicas))} worker(s) in {executor.compile_s:.1f} s"
+    cores = f"{settings.cpu_count()} core(s)"
+    waits = f"waits spinning: {cores}, some idle" if executor.spins else f"waits sleeping: {cores}, none idle for spinning"
+    return executor, f"compiled graph over {sum(map(len, replicas))} worker(s) in {executor.compile_s:.1f} s, {waits}"
+
+
+def _wait_by(_: Any, spinning: bool) -> None:
+    channels.wait_by(spinning=spinning)

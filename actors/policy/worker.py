@@ -133,6 +133,7 @@ class PolicyWorker:
         """Fresh moments, and the schedule from its start."""
         from actors.policy.optimizer import build_optimizer
 
+        self._optimizer = self._scheduler = None  # their moments go before the new ones come
         self._optimizer, self._scheduler = build_optimizer(optimizer, self._model, self._dtype, distributed=self._distributed_optimizer)
 
     @_on_device

@@ -114,7 +114,7 @@ def test_evaluation_is_set_as_the_training_validates() -> None:
 
 
 def test_planned_actors_need_no_data() -> None:
-    assert len(Night.planned_actors(load("retrain-cpu", (), RetrainConfig))) == 10  # the placement is one line
+    assert len(Night.planned_actors(load("retrain-cpu", (), RetrainConfig))) == 11  # the placement is one line
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from actors.policy.executors import CompiledExecutor, PlainExecutor
 from actors.policy.group import PolicyGroup
 from actors.policy.worker_actor import OverlapError, free_port
 from actors.waiting import ActorGoneError, cause
-from configs.compiled_graph import CompiledGraphConfig
 from configs.policy import ParallelConfig, PolicyConfig
 from tests.actors.policy import tiny
 from tests.patience import WAIT_S
@@ -91,7 +90,7 @@ class Group(PolicyGroup):
         if kind == "plain":
             self._executor = PlainExecutor(replicas, 60.0)
         else:
-            self._executor = CompiledExecutor(replicas, 60.0, CompiledGraphConfig())
+            self._executor = CompiledExecutor(replicas, 60.0)
         self._on_workers(_swap_reference)
         self._on_all("call", "snapshot_reference")
         self._on_all("reset_optimizer", self._config.optimizer)

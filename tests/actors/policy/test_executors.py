@@ -62,7 +62,7 @@ class Owner:
         if kind == "plain":
             self.executor = PlainExecutor(replicas, timeout_s)
         else:
-            self.executor = CompiledExecutor(replicas, timeout_s, CompiledGraphConfig())
+            self.executor = CompiledExecutor(replicas, timeout_s)
 
     def run(self, requests: list[Request]) -> Any:
         return self.executor.run(requests)
@@ -174,7 +174,7 @@ class Uncompilable:
 
 def test_the_fall_back_says_why() -> None:
     worker = ray.remote(num_cpus=0)(Uncompilable).remote()
-    executor, line = build_executor([{"worker-0-0": worker}], 5.0, CompiledGraphConfig())
+    executor, line = build_executor([{"worker-0-0": worker}], 5.0)
     assert not executor.compiled
     assert line.startswith("WARNING: plain actor calls, compiling the graph failed: AttributeError")
     executor, line = build_executor([{"worker-0-0": worker}], 5.0, CompiledGraphConfig(enabled=False))
