@@ -84,7 +84,11 @@ class Owner:
         """Median and p95 microseconds of both paths, and the ratio of the medians."""
         named = [{f"worker-{r}-{i}": worker for i, worker in enumerate(workers)} for r, workers in enumerate(replicas)]
         compiled = CompiledExecutor(named, 60.0)
-        executors = {"plain": PlainExecutor(named, 60.0), "compiled": compiled, "bare": compiled}
+        executors: dict[str, PlainExecutor | CompiledExecutor] = {
+            "plain": PlainExecutor(named, 60.0),
+            "compiled": compiled,
+            "bare": compiled,
+        }
         requests = [Request("train_steps", ((plan,), "sft")) for plan in plans]
         times: dict[str, list[float]] = {name: [] for name in executors}
         for executor in executors.values():
@@ -128,7 +132,8 @@ def main() -> None:
     detail: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as directory:
         tiny = {} if options.no_model or torch.cuda.is_available() else start_models(Path(directory))
-        no_op = ray.remote(num_cpus=0)(NoOpWorker)
+        remote: Any = ray.remote
+        no_op = remote(num_cpus=0)(NoOpWorker)
         for name, replicas, ranks in (("1", 1, 1), ("2", 1, 2), ("4", 1, 4), ("2 replicas", 2, 1)):
             workers = [[no_op.remote() for _ in range(ranks)] for _ in range(replicas)]
             ray.get([worker.ping.remote() for row in workers for worker in row])
@@ -145,7 +150,8 @@ def main() -> None:
 def measure(replicas: list[list[Any]], calls: int) -> dict[str, float]:
     """Times of one layout, taken by an actor that owns its graphs."""
     plans = plan_batch(batch(), PolicyConfig().batching, data_parallel=len(replicas)).shards
-    owner = ray.remote(num_cpus=0)(Owner).remote()
+    remote: Any = ray.remote
+    owner = remote(num_cpus=0)(Owner).remote()
     result: dict[str, float] = ray.get(owner.measure.remote(replicas, list(plans), calls), timeout=300)
     for actor in [owner, *(worker for row in replicas for worker in row)]:
         ray.kill(actor)
@@ -158,7 +164,8 @@ def start_models(directory: Path) -> dict[str, list[list[Any]]]:
 
     shape = ModelConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4)
     write_scratch_model(directory / "model", shape, ["3 + 4 = 7", "12 - 5 = 7"], seed=0)
-    actor = ray.remote(num_cpus=0, runtime_env={"env_vars": {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}})(TinyWorker)
+    remote: Any = ray.remote
+    actor = remote(num_cpus=0, runtime_env={"env_vars": {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}})(TinyWorker)
     layouts, pending = {}, []
     for name, parallel in (("1", {}), ("2", {"tensor": 2}), ("4", {"tensor": 4}), ("2 replicas", {"data": 2})):
         layout = ParallelConfig(**parallel)

@@ -91,10 +91,10 @@ def deploy_and_run(output: Path) -> Path:
     return (output / "latest").resolve()
 
 
-def summary(milliseconds: list[float]) -> dict[str, float]:
+def summary(milliseconds: list[float]) -> dict[str, Any]:
     """Median and quartiles."""
     low, middle, high = statistics.quantiles(milliseconds, n=4)
-    return {"median_ms": round(middle, 1), "quartiles_ms": [round(low, 1), round(high, 1)], "steps": len(milliseconds)}  # type: ignore[dict-item]
+    return {"median_ms": round(middle, 1), "quartiles_ms": [round(low, 1), round(high, 1)], "steps": len(milliseconds)}
 
 
 def machine(starts: list[tuple[float, float, float]]) -> dict[str, float]:
@@ -132,7 +132,7 @@ def main() -> None:
         half: {name[5:]: round(1e3 * statistics.median(row[name] for row in part), 1) for name in stages}
         for half, part in (("added", rows[1 + _LEFT_OUT : QUICK_STEPS]), ("with_compute", rows[QUICK_STEPS + _LEFT_OUT : -1]))
     }
-    detail = {
+    detail: dict[str, Any] = {
         "added": summary(quick), "visible_with_1s_compute": summary(slow), "compute_ms": compute, "stages_ms": medians,
         "machine": machine(starts[_LEFT_OUT:QUICK_STEPS]), "seconds": round(time.monotonic() - began, 1),
     }  # fmt: skip

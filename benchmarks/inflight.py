@@ -60,7 +60,9 @@ def model(seed: int) -> Qwen3ForCausalLM:
         "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": CONTEXT, "initializer_range": 0.3,
         "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0, "tie_word_embeddings": True,
     }  # fmt: skip
-    return Qwen3ForCausalLM(Qwen3Config(**shape)).eval()
+    made = Qwen3ForCausalLM(Qwen3Config(**shape))
+    made.eval()
+    return made
 
 
 def requests() -> Iterator[GenerationRequest]:

@@ -28,7 +28,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from actors import names
 from actors.generation.pool import EnginePool
-from actors.generation.types import GenerationRequest, UpdateOptions
+from actors.generation.types import GenerationRequest, GenerationResult, UpdateOptions
 from benchmarks import gpu_run
 from configs.loader import load
 
@@ -62,7 +62,7 @@ class Bench:
         """The engine says what transformers says with the policy's weights."""
         prompt = list(range(5, 37))
         (answer,) = self.pool.generate([GenerationRequest("check", prompt, 32, 0.0, 1.0, 0)])
-        weights = ray.get(self._worker.call.remote("export_weights"), timeout=120)
+        weights: Any = ray.get(self._worker.call.remote("export_weights"), timeout=120)
         with torch.device("cuda"):
             model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(self.model)).float().eval()
             model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, strict=False)
@@ -110,7 +110,7 @@ def in_flight(bench: Bench, rounds: int) -> dict[str, Any]:
     rows = [bench.refit(options) for _ in range(rounds)]
     running = sum(health.running_requests for health in bench.pool.health().values())
     assert running == REQUESTS, f"{REQUESTS - running} responses ended before the last refit: they are too short to measure it"
-    results = []
+    results: list[GenerationResult] = []
     deadline = time.monotonic() + 300
     while len(results) < REQUESTS and time.monotonic() < deadline:
         results += bench.pool.collect(1.0)

@@ -50,7 +50,8 @@ class Alone:
         """Response tokens and seconds."""
         params = self._sampling(max_tokens=length, temperature=1.0, ignore_eos=True, logprobs=0, detokenize=False)
         started = time.monotonic()
-        outputs = self._llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+        inputs: Any = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = self._llm.generate(inputs, params, use_tqdm=False)
         return sum(len(output.outputs[0].token_ids) for output in outputs), time.monotonic() - started
 
 

@@ -192,7 +192,8 @@ def over_ray(model: Path, directory: Path, impl: str, cases: list[Case], seconds
     """All cases with one worker that is an actor: by itself, and called from here in both ways."""
     if not ray.is_initialized():
         ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
-    actor = ray.remote(num_cpus=1, num_gpus=int(cuda))(Bench).remote(
+    remote: Any = ray.remote
+    actor = remote(num_cpus=1, num_gpus=int(cuda))(Bench).remote(
         str(model), f"file://{directory}/rendezvous-{impl}", impl, cases[0].batching(), cuda
     )
     replicas, request = [{"worker": actor}], [Request("train_step")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from actors.preflight_evaluate import check_evaluation
 from actors.rollout.samples import Validation
@@ -18,7 +18,7 @@ from tasks.reporting.summary import SetAccuracy
 from tasks.reporting.text import estimate
 
 
-class EvaluateSession(Session[EvaluateConfig]):
+class EvaluateSession(Session[EvaluateConfig, EvaluationActors]):
     """Use as a context manager. A model is a step: the baseline is 0 where there is one."""
 
     flow = "evaluate"
@@ -44,7 +44,8 @@ class EvaluateSession(Session[EvaluateConfig]):
 
     def evaluate(self, label: str) -> None:
         """All problems of all sets, answered by the model of that name; answers-<label>.jsonl holds every answer and its reward."""
-        step, phase = int(label == "model"), cast(Phase, "after" if self._found else "before")
+        step = int(label == "model")
+        phase: Phase = "after" if self._found else "before"
         found: dict[str, Validation] = {}
         with self.time("validate") as timer:
             for name in self.config.sources:

@@ -32,7 +32,7 @@ from tasks.warm_start import begin_warm_start, warm_start
 _LAST_WORD_S = 30.0  # for the rollout task to see that generation has ended
 
 
-class GrpoSession(Session[RunConfig]):
+class GrpoSession(Session[RunConfig, RunActors]):
     """Use as a context manager.
 
     Attributes:
@@ -134,6 +134,7 @@ class GrpoSession(Session[RunConfig]):
         """Weights into the engines, outside a step."""
         with self.time("warm_start"):
             result = refit(self.namespace, "warm-start", self.actors.engines, self.weight_updates, self.config.deadlines.policy_stage)
+        assert isinstance(result, dict)  # it was no stage of a step, which could be withdrawn
         self.weight_version = int(result["weight_version"])
 
     @contextmanager

@@ -9,12 +9,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from prefect.futures import PrefectFuture
-from prefect.utilities.annotations import quote
 
 from actors.data_plane.meta import KVBatchMeta
 from flows.step import Metrics, Step
 from tasks import events
 from tasks.advantage import advantage
+from tasks.call import quoted
 from tasks.logprob import POLICY_LOGPROBS, REFERENCE_LOGPROBS, logprob, ref_logprob
 from tasks.refit import refit
 from tasks.rollout import rollout, settle
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 class GrpoStep(Step):
     """Stages in the order of the algorithm."""
+
+    loss = "grpo"
 
     def __init__(self, run: GrpoSession, number: int) -> None:
         super().__init__(run, number)
@@ -66,7 +68,7 @@ class GrpoStep(Step):
         divides = config.policy.parallel.data * config.policy.updates_per_step if config.rollout.dynamic_sampling else None
         address, normalize = self._run.actors.address, config.policy.loss.normalize_advantages
         with self._run.time("advantage") as timer:
-            result = advantage(address, self.number, quote(batch), normalize, divides, config.data_plane.timeout_s)
+            result = advantage(address, self.number, quoted(batch), normalize, divides, config.data_plane.timeout_s)
         self.metrics |= result.metrics | {"time/advantage": timer.seconds}
         return result.meta
 
@@ -91,7 +93,7 @@ class GrpoStep(Step):
         events.refit_completed(self.number, result)
 
     def _log_probabilities(self, stage: str, task: Any, batch: KVBatchMeta, column: str, why_not: str | None) -> KVBatchMeta:
-        self._futures[stage] = task.submit(self._run.namespace, self.number, quote(batch), self._config.deadlines.policy_stage, why_not)
+        self._futures[stage] = task.submit(self._run.namespace, self.number, quoted(batch), self._config.deadlines.policy_stage, why_not)
         if why_not:
             return batch
         self._sent += (stage,)

@@ -23,7 +23,6 @@ from prefect import runtime
 from prefect.client.schemas import State
 from prefect.logging import get_run_logger
 from prefect.states import Completed
-from prefect.utilities.annotations import quote
 
 from actors import names
 from actors.preflight import prepare_model
@@ -38,6 +37,7 @@ from flows.approval import ask_approval
 from flows.evaluate import evaluate
 from flows.evaluate_session import answers_file
 from flows.grpo import grpo
+from tasks.call import quoted
 from tasks.cluster import cluster
 from tasks.launch import logical_cpus, planned_actors, planned_engines
 from tasks.reporting.jsonl import read_lines
@@ -196,16 +196,16 @@ class Night:
         promotion = promote(
             self._registry.folder.url,
             str(self.directory.hf),
-            quote(self._attempt),
-            quote(self._found.new.consumed),
-            quote(self._lease),
+            quoted(self._attempt),
+            quoted(self._found.new.consumed),
+            quoted(self._lease),
             self.config.registry.keep_models,
         )
         return self._end(_PROMOTED, f"model {promotion.number}: {promotion.reason}", promotion.number)
 
     def keep(self) -> State:
         """The old model stays."""
-        keep_old(self._registry.folder.url, quote(self._attempt))
+        keep_old(self._registry.folder.url, quoted(self._attempt))
         return self._end(_KEPT, self._attempt.reason, None)
 
     # ---- inside ----

@@ -17,8 +17,8 @@ from prefect.client.schemas.filters import (
     WorkPoolFilter,
     WorkPoolFilterName,
 )
-from prefect.client.schemas.objects import FlowRun, StateType
-from prefect.states import Cancelled, Cancelling, State
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.states import Cancelled, Cancelling
 
 _AT_WORK = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 

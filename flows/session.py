@@ -25,8 +25,9 @@ from prefect import runtime
 from prefect.logging import get_run_logger
 
 from actors import names
+from configs.evaluate import EvaluateConfig
 from configs.loader import dump
-from configs.run import BaseConfig
+from configs.run import BaseConfig, BaseRunConfig
 from flows.step import Step
 from tasks import events
 from tasks.actor_logs import ActorLogs
@@ -55,7 +56,7 @@ class Prepared:
     steps: int
 
 
-class Session[C: BaseConfig](ABC):
+class Session[C: BaseRunConfig | EvaluateConfig, A: RunActors | EvaluationActors](ABC):
     """One run's lifetime. Use as a context manager.
 
     Attributes:
@@ -97,7 +98,7 @@ class Session[C: BaseConfig](ABC):
         """
 
     @abstractmethod
-    def _launch(self, prepared: Any) -> RunActors | EvaluationActors:
+    def _launch(self, prepared: Any) -> A:
         """Start the actors."""
 
     @abstractmethod
@@ -129,7 +130,7 @@ class Session[C: BaseConfig](ABC):
             self._stack.enter_context(cluster(self.config.ray, self.namespace, logical_cpus(self.config), logical_gpus(self.config)))
         self._stack.enter_context(ActorLogs(self.namespace))
         with self.progress.phase(f"starting the actors: {self.parts}"), self.time("launch"):
-            self.actors = self._launch(prepared)
+            self.actors: A = self._launch(prepared)
             self._stack.callback(stop, self.namespace, self.actors.address)
         for name, line in self.actors.ready.items():
             self.progress.note(f"{name}: {line}")

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prefect.futures import PrefectFuture
-from prefect.utilities.annotations import quote
 
 from actors.data_plane.meta import KVBatchMeta
 from actors.preflight_sft import SupervisedData, check_sft, prepare_sft_model
 from configs.sft import SftConfig
 from flows.session import Prepared, Session
 from flows.step import Metrics, Step
+from tasks.call import quoted
 from tasks.checkpoint import checkpoint
 from tasks.clear import clear
 from tasks.launch import RunActors, launch_sft, planned_sft_actors
@@ -26,6 +26,8 @@ from tasks.supervised import supervised_batch, validation_loss
 
 class SftStep(Step):
     """The stages of one supervised step; `train` is that of every flow."""
+
+    loss = "sft"
 
     def __init__(self, run: SftSession, number: int) -> None:
         super().__init__(run, number)
@@ -45,7 +47,7 @@ class SftStep(Step):
     def _clear(self) -> PrefectFuture[Metrics] | None:
         if self._written is None:
             return None
-        return clear.submit(self._run.namespace, self.number, quote(self._written), self._run.config.deadlines.clear)
+        return clear.submit(self._run.namespace, self.number, quoted(self._written), self._run.config.deadlines.clear)
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class PreparedSft(Prepared):
     data: SupervisedData
 
 
-class SftSession(Session[SftConfig]):
+class SftSession(Session[SftConfig, RunActors]):
     """Use as a context manager."""
 
     flow = "sft"

@@ -10,13 +10,14 @@ Stages of the policy are sent ahead: the group begins each one when those of the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from prefect.futures import PrefectFuture
-from prefect.utilities.annotations import quote
 
 from actors.data_plane.meta import KVBatchMeta
 from actors.policy.turns import Turn
+from actors.policy.worker_actor import Objective
+from tasks.call import quoted
 from tasks.train import train, withdraw
 
 if TYPE_CHECKING:
@@ -26,12 +27,14 @@ type Metrics = dict[str, float]
 
 
 class Step:
-    """What the steps of all flows share; `metrics` gathers what each stage reports. The loss is called as its flow is.
+    """What the steps of all flows share; `metrics` gathers what each stage reports.
 
-    Metadata goes in as `quote(meta)`: Prefect would otherwise walk through every key in search of futures.
+    Metadata goes in as `quoted(meta)`.
     """
 
-    def __init__(self, run: Session[Any], number: int) -> None:
+    loss: ClassVar[Objective]
+
+    def __init__(self, run: Session[Any, Any], number: int) -> None:
         self._run, self.number = run, number
         self._sent: tuple[str, ...] = ()  # stages that are with the policy group, or were
         self._futures: dict[str, PrefectFuture[Any]] = {}  # by stage
@@ -41,7 +44,7 @@ class Step:
     def submit_train(self, batch: KVBatchMeta) -> None:
         """Optimizer steps on the batch, when the stages before it are done."""
         timeout_s = self._run.config.deadlines.policy_stage
-        arguments = self._run.namespace, self.number, quote(batch), self._run.flow, timeout_s
+        arguments = self._run.namespace, self.number, quoted(batch), self.loss, timeout_s
         self._futures["train"] = train.submit(*arguments, self._turn("train"))
 
     def wait_for_train(self) -> None:

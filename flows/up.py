@@ -19,8 +19,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
@@ -299,7 +301,7 @@ def _deploy(client: SyncPrefectClient, api_url: str) -> None:
             client.update_deployment_schedule(deployment, schedule, active=switched[key])
 
 
-def _schedules(client: SyncPrefectClient) -> dict[tuple[str, str], tuple[object, object, bool]]:
+def _schedules(client: SyncPrefectClient) -> dict[tuple[str, str], tuple[UUID, UUID, bool]]:
     """(deployment, slug) -> deployment id, schedule id, active."""
     return {
         (str(deployment.id), schedule.slug): (deployment.id, schedule.id, schedule.active)
@@ -309,7 +311,7 @@ def _schedules(client: SyncPrefectClient) -> dict[tuple[str, str], tuple[object,
     }
 
 
-def _api(url: str) -> object:
+def _api(url: str) -> AbstractContextManager[Any]:
     return temporary_settings({PREFECT_API_URL: url})
 
 

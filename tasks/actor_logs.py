@@ -81,7 +81,7 @@ class ActorLogs:
         self._thread = threading.Thread(target=copy_context().run, args=(self._work,), name="actor-logs", daemon=True)
 
     def __enter__(self) -> Self:
-        if ray.util.client.ray.is_connected():  # type: ignore[no-untyped-call]
+        if ray.util.client.ray.is_connected():
             self._log.warning("the actors' lines are not shown: a ray:// client has no link to Ray's log stream; join by host:port")
             return self
         self._subscriber = GcsLogSubscriber(address=global_worker.gcs_client.address)  # type: ignore[attr-defined]

@@ -19,13 +19,14 @@ Which stages run again after a failure of the infrastructure (`transient`):
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Concatenate
+from typing import Any, Concatenate, cast
 
 import ray
 from prefect import Task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas import State, TaskRun
 from prefect.states import Cancelled
+from prefect.utilities.annotations import quote
 
 from actors import names
 from actors.data_plane.interface import DataPlaneGoneError
@@ -45,6 +46,11 @@ def transient(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
     the data or the configuration.
     """
     return isinstance(state.data, ActorTimeoutError | GenerationTimeoutError | DataPlaneGoneError)
+
+
+def quoted[T](value: T) -> T:
+    """For an argument of a task: Prefect would otherwise walk through all of it in search of futures. The task gets the value itself."""
+    return cast(T, quote(value))
 
 
 # For stages that can be repeated.

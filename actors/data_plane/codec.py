@@ -142,7 +142,7 @@ def unpack(packed: torch.Tensor, lengths: Sequence[int], dtype: torch.dtype, sca
     whole = packed.view(dtype)
     if scalar:
         return whole.unbind()
-    rows: Sequence[torch.Tensor] = whole.split([length // dtype.itemsize for length in lengths])  # type: ignore[no-untyped-call]
+    rows: Sequence[torch.Tensor] = whole.split([length // dtype.itemsize for length in lengths])
     return rows
 
 

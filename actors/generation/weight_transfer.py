@@ -71,7 +71,7 @@ class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo
 
     def finish_weight_update(self) -> None:
         """Restore layers that received nothing, then re-pack a tied lm_head."""
-        finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]
+        finalize_layerwise_reload(self.model, self.model_config)
         model: Any = self.model
         # A tied lm_head that is a module of its own (Llama) receives no tensors, so the reload skips it, and on a CPU it would go
         # on with its packed copy of the old embedding.

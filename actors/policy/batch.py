@@ -57,7 +57,8 @@ class MicroBatch:
         """[n, B, T], aligned with `input_ids` and 0 at t = 0 -> [n, S, L]: 0 at each sequence's first token and past its last."""
         if self.index is None:
             return values
-        return values.flatten(1).index_select(1, self.index.flatten()).unflatten(1, self.index.shape)
+        chosen: torch.Tensor = values.flatten(1).index_select(1, self.index.flatten()).unflatten(1, self.index.shape)
+        return chosen
 
     def unpad(self, values: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         """(row number, its values without padding) of an [S, L] tensor, on the CPU."""

@@ -32,7 +32,7 @@ def convert_gguf(source: str, directory: Path) -> Path:
     with _reading(source) as file:
         model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    model.hf_quantizer = None  # the weights are dequantised by now
+    model.hf_quantizer = None  # type: ignore[assignment]  # the weights are dequantised by now
     del model.config.quantization_config
     disable_progress_bar()
     model.save_pretrained(directory)

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Concatenate
+from typing import Any, Concatenate, cast
 
 import ray
 
@@ -47,7 +47,7 @@ def _one_at_a_time[**P, R](method: Callable[Concatenate[PolicyGroup, P], R]) -> 
         with self._lock:
             return method(self, *args, **kwargs)
 
-    return call
+    return cast(Callable[Concatenate[PolicyGroup, P], R], call)
 
 
 class PolicyGroup:

@@ -111,7 +111,7 @@ def vocab_logprobs(logits: torch.Tensor, targets: torch.Tensor, shard: VocabShar
     if padding:
         real = torch.arange(shard.width, device=logits.device) < shard.width - padding
         logits = torch.where(real, logits, torch.finfo(logits.dtype).min)
-    logprobs, entropies = _VocabParallelLogProb.apply(logits, targets, shard)
+    logprobs, entropies = _VocabParallelLogProb.apply(logits, targets, shard)  # type: ignore[no-untyped-call]
     return logprobs, entropies
 
 
@@ -158,7 +158,7 @@ def fused_vocab_logprobs(
     Raises:
         RuntimeError: in a second backward pass: the logits are gone.
     """
-    logprobs, entropies = _FusedVocabParallelLogProb.apply(logits.contiguous(), targets, 1.0 / temperature, shard)
+    logprobs, entropies = _FusedVocabParallelLogProb.apply(logits.contiguous(), targets, 1.0 / temperature, shard)  # type: ignore[no-untyped-call]
     return logprobs, entropies
 
 
@@ -202,4 +202,5 @@ class _FusedVocabParallelLogProb(torch.autograd.Function):
         logits, targets, log_total = ctx.saved_tensors
         upstream = gradients[0].float().flatten().contiguous()  # of one position, see above
         rows = logits.view(-1, logits.shape[-1])
-        return vocab_kernels.gradient_(rows, targets, log_total, upstream, *ctx.columns, ctx.scale).view(logits.shape), None, None, None
+        gradient = vocab_kernels.gradient_(rows, targets, log_total, upstream, *ctx.columns, ctx.scale)  # type: ignore[call-arg]
+        return gradient.view(logits.shape), None, None, None

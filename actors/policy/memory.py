@@ -182,7 +182,7 @@ def _activations(shape: ModelShape, policy: PolicyConfig, row: float) -> float:
     of the gated unit, and their product. Megatron's own attention (float32) keeps the projections once more, after the rotary embedding,
     and per head two rows of scores.
     """
-    split = 2 * shape.query + 2 * shape.key_value + 3 * shape.intermediate + shape.qk_norm * (shape.query + shape.key_value)
+    split: float = 2 * shape.query + 2 * shape.key_value + 3 * shape.intermediate + shape.qk_norm * (shape.query + shape.key_value)
     if policy.dtype == "float32":
         split += shape.query + 2 * shape.key_value + 2 * shape.heads * row
     return _BYTES[policy.dtype] * (4 * shape.hidden + split / policy.parallel.tensor)

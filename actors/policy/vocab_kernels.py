@@ -51,8 +51,8 @@ def gradient_(
     return logits
 
 
-@triton.jit
-def _statistics(logits, targets, out, rows, width, first, real, scale, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _statistics(logits, targets, out, rows, width, first, real, scale, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0)
     line = logits + row.to(tl.int64) * width
     columns = tl.arange(0, BLOCK)
@@ -77,8 +77,8 @@ def _statistics(logits, targets, out, rows, width, first, real, scale, BLOCK: tl
     tl.store(out + 3 * rows + row, picked)
 
 
-@triton.jit
-def _gradient(logits, targets, log_total, upstream, width, first, real, scale, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _gradient(logits, targets, log_total, upstream, width, first, real, scale, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     line = logits + row.to(tl.int64) * width

@@ -242,4 +242,5 @@ class _Reader:
     def tensor(self, name: str) -> torch.Tensor:
         if name not in self._where:
             raise ValueError(f"the model's files have no tensor {name!r}")
-        return self._where[name].get_tensor(name)
+        tensor: torch.Tensor = self._where[name].get_tensor(name)
+        return tensor

@@ -133,7 +133,8 @@ class PolicyWorker:
         """Fresh moments, and the schedule from its start."""
         from actors.policy.optimizer import build_optimizer
 
-        self._optimizer = self._scheduler = None  # their moments go before the new ones come
+        self._optimizer: Any = None
+        self._scheduler: Any = None  # their moments go before the new ones come
         self._optimizer, self._scheduler = build_optimizer(optimizer, self._model, self._dtype, distributed=self._distributed_optimizer)
 
     @_on_device
@@ -173,11 +174,11 @@ class PolicyWorker:
         metrics |= {"grad_norm": grad_norm, "lr": float(self._optimizer.param_groups[0]["lr"])}
         return metrics | self._graph_counts() | devices.peak_memory(self._device, "train")
 
-    @_on_device
     def train_steps(self, plans: Sequence[ShardPlan], objective: Literal["sft", "grpo"]) -> list[dict[str, float]]:
         """`train` of each, up to the first that fails. One call: the worker does not wait for the group between two."""
         return [self.train(plan, objective) for plan in plans]
 
+    @_on_device
     def evaluate(self, plan: ShardPlan) -> dict[str, float]:
         """The supervised loss over the plan's rows, without a gradient: loss, entropy and response_tokens as of `train`.
 

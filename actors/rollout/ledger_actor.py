@@ -114,6 +114,7 @@ class LedgerActor:
         )
         self._closed = False
         self._writer_gave_up = ""
+        self._writer_error: Exception | None = None
         self._told: set[str] = set()  # of which groups the collector knows that they are too old
         self._claims = 0
         self._waiting_since: float | None = None
@@ -151,7 +152,7 @@ class LedgerActor:
     def begin_writing(self) -> None:
         """There is a collector, after `abandon` again."""
         with self._change():
-            self._writer_gave_up = ""
+            self._writer_gave_up, self._writer_error = "", None
 
     def commit(self, groups: Sequence[Stored]) -> tuple[bool, ...]:
         """As `Ledger.commit`, of each."""
@@ -163,13 +164,16 @@ class LedgerActor:
         with self._change():
             self._buffer.fail(uid, reason)
 
-    def abandon(self, reason: str) -> tuple[str, ...]:
+    def abandon(self, reason: str, error: Exception | None = None) -> tuple[str, ...]:
         """The collector gives up, for this reason: everything in flight fails, and so does a claim that needs more than is stored.
 
         Until `begin_writing` no place is given. Returns the uids that failed.
+
+        Args:
+            error: what ended the collector's loop; such a claim raises it.
         """
         with self._change():
-            self._writer_gave_up = reason
+            self._writer_gave_up, self._writer_error = reason, error
             return self._buffer.abandon(reason)
 
     # ---- the trainer's side ----
@@ -178,7 +182,7 @@ class LedgerActor:
         """As `Ledger.claim`, after waiting for `count` groups up to `wait_s` seconds. A newer call ends an older one's wait.
 
         Raises:
-            LedgerStalledError: the groups will not come. LedgerClosedError.
+            LedgerStalledError: the groups will not come. LedgerClosedError. Exception: what ended the collector's loop.
         """
         deadline = time.monotonic() + wait_s
         log: list[str] = []
@@ -268,11 +272,14 @@ class LedgerActor:
         """The lines to log at this point of a wait.
 
         Raises:
-            LedgerStalledError.
+            LedgerStalledError. Exception: what ended the collector's loop.
         """
         if self._waiting_since is None:
             self._waiting_since, self._next_report = now, now + self._config.stall_report_every_s
         waited = now - self._waiting_since
+        if self._writer_error is not None:
+            self._wait_ends(now)
+            raise self._writer_error
         if self._writer_gave_up:
             raise self._stalled(count, f"the collector has given up ({self._writer_gave_up})")
         if (silent := min(waited, self._buffer.since_commit())) >= self._config.stall_timeout_s:

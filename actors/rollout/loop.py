@@ -14,6 +14,7 @@ One thread does all of it. When it ends, for whatever reason, the ledger hears w
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 from collections import deque
@@ -147,7 +148,7 @@ class RolloutLoop:
     # ---- the thread ----
 
     def _run(self) -> None:
-        why = "it was stopped"
+        why, cause = "it was stopped", None
         try:
             self._ask("begin_writing")
             while not self._stopping.is_set():
@@ -159,11 +160,11 @@ class RolloutLoop:
                 self._store()
             self._pool.abort([lost for uid in self._flying.uids() for lost in self._flying.remove(uid)])
         except Exception as error:  # noqa: BLE001  (whatever it is, the trainer must hear of it)
-            why = f"{type(error).__name__}: {error}"
+            why, cause = f"{type(error).__name__}: {error}", _portable(error)
             with self._lock:
                 self._error = why
         finally:
-            self._abandon(why)
+            self._abandon(why, cause)
             self._ended.set()
 
     def _admit(self) -> None:
@@ -265,9 +266,9 @@ class RolloutLoop:
         self._ask("fail", uid, reason)
         self._note()
 
-    def _abandon(self, why: str) -> None:
+    def _abandon(self, why: str, cause: Exception | None) -> None:
         try:
-            self._ask("abandon", why)
+            self._ask("abandon", why, cause)
         except Exception as error:  # noqa: BLE001  (the ledger is gone as well: its callers see that themselves)
             self._say(f"the ledger was not told that generation ended: {error}")
 
@@ -288,3 +289,12 @@ class RolloutLoop:
     def _say(self, line: str) -> None:
         with self._lock:
             self._log.append(line)
+
+
+def _portable(error: Exception) -> Exception | None:
+    """The error, if another process can have it."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001  (its class may be a user's)
+        return None
+    return error

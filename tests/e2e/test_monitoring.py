@@ -33,7 +33,6 @@ from actors.generation.types import GenerationTimeoutError
 from actors.waiting import ActorGoneError, ActorTimeoutError
 from tasks import events
 from tasks.actor_logs import ActorLogs
-from tasks.call import submit_and_send
 from tasks.evaluate import validate
 from tasks.logprob import logprob
 from tasks.publish import Publisher
@@ -135,20 +134,9 @@ def test_wrong_data_is_wrong_the_second_time_too(server: str, actor: Callable[..
     assert ray.get(started.calls.remote()) == 1
 
 
-def test_the_flow_goes_on_when_a_stage_was_sent(server: str, actor: Callable[..., Any]) -> None:
-    """The actor takes its calls in the order in which they were sent."""
-    started = actor(names.COLLECTOR)
-
-    def work() -> tuple[int, Any]:
-        answers = submit_and_send(validate, NAMESPACE, "1", 7, 30.0)
-        return ray.get(started.calls.remote()), answers.result()
-
-    assert in_flow(work) == (1, "with weights 7")
-
-
-def test_the_flow_goes_on_when_a_stage_sends_nothing(server: str) -> None:
+def test_a_stage_that_is_not_needed_calls_nobody(server: str) -> None:
     def work() -> str | None:
-        skipped = submit_and_send(logprob, "nobody", 1, quote(None), 30.0, "not needed")
+        skipped = logprob.submit("nobody", 1, quote(None), 30.0, "not needed")
         skipped.wait()
         return skipped.state.name
 
