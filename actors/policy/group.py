@@ -47,7 +47,7 @@ def _one_at_a_time[**P, R](method: Callable[Concatenate[PolicyGroup, P], R]) -> 
         with self._lock:
             return method(self, *args, **kwargs)
 
-    return cast(Callable[Concatenate[PolicyGroup, P], R], call)
+    return cast("Callable[Concatenate[PolicyGroup, P], R]", call)
 
 
 class PolicyGroup:
