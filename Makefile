@@ -17,13 +17,13 @@ sft: setup  ## supervised fine-tuning on this machine's CPU (RECIPE=name, ARGS="
 	@$(PY) -m flows.sft --recipe $(RECIPE) $(ARGS)
 
 up: setup  ## Prefect server, Ray, work pool, worker and all deployments on this machine (ARGS="--host ADDRESS")
-	@$(PY) -m flows.up $(ARGS)
+	@$(PY) -m flows.service.up $(ARGS)
 
 down:  ## stop what `make up` started, and nothing else
-	@$(PY) -m flows.up --down
+	@$(PY) -m flows.service.up --down
 
 doctor: setup  ## what is found, what is missing, and the command that fixes it
-	@$(PY) -m flows.doctor $(ARGS)
+	@$(PY) -m flows.service.doctor $(ARGS)
 
 test: setup  ## the whole suite, in two processes (tests/conftest.py says what stays together)
 	@$(PY) -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)

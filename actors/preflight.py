@@ -10,10 +10,10 @@ import torch
 
 from actors.environments import Environment, Split, build
 from actors.environments.scoring.golds import check_golds
-from actors.policy import memory
-from actors.policy.gguf import convert_gguf, gguf_config
-from actors.policy.hf import check_model_dir, head_dim
-from actors.policy.scratch import write_scratch_model
+from actors.models import memory_plan
+from actors.models.gguf import convert_gguf, gguf_config
+from actors.models.hf import check_model_dir, head_dim
+from actors.models.scratch_model import write_scratch_model
 from actors.rollout.prompts import Problems, PromptEncoder, PromptStream, StreamedProblems, fit
 from actors.rollout.staleness import build as build_sampler
 from configs.base import ConfigError
@@ -72,7 +72,7 @@ def check(config: RunConfig, model_path: str) -> None:
     shape = check_model_dir(model_path)
     check_head_size(shape)
     check_layout(config.policy.parallel, shape)
-    check_memory(config, memory.ModelShape.of(shape))
+    check_memory(config, memory_plan.ModelShape.of(shape))
     encoder = load_encoder(model_path, shape, config.environment.system_prompt, config.environment.chat_template_kwargs)
     environment = build(config.environment, config.seed)
     PromptStream(environment, config.seed, curriculum=config.environment.curriculum)  # it refuses levels that are not there
@@ -119,7 +119,7 @@ def check_layout(parallel: ParallelConfig, shape: Any) -> None:
             raise ConfigError(f"policy.parallel.{field}: {parts} does not divide the model's {name} ({total})")
 
 
-def planned_memory(config: BaseRunConfig, shape: memory.ModelShape | None = None) -> dict[str, memory.Parts]:
+def planned_memory(config: BaseRunConfig, shape: memory_plan.ModelShape | None = None) -> dict[str, memory_plan.Parts]:
     """Bytes on a GPU, by part, of a policy worker and of an engine. Empty when the policy is to be on a CPU.
 
     Args:
@@ -133,42 +133,42 @@ def planned_memory(config: BaseRunConfig, shape: memory.ModelShape | None = None
     if shape is None:
         shape = _planned_shape(config.model)
     if not isinstance(config, RunConfig):
-        return {"policy worker": memory.policy_memory(shape, config.policy, shape.context)}
+        return {"policy worker": memory_plan.policy_memory(shape, config.policy, shape.context)}
     longest = min(shape.context, config.generation.max_model_len or shape.context)
-    worker = memory.policy_memory(shape, config.policy, longest)
+    worker = memory_plan.policy_memory(shape, config.policy, longest)
     colocated = config.placement == "colocated" or (config.placement == "auto" and torch.cuda.device_count() < config.gpus_apart)
     if colocated and config.generation.refit in ("auto", "ipc"):
-        worker |= memory.ipc_memory(shape, config.policy, config.generation)
-    return {"policy worker": worker, "engine": memory.engine_memory(shape, config.generation)}
+        worker |= memory_plan.ipc_memory(shape, config.policy, config.generation)
+    return {"policy worker": worker, "engine": memory_plan.engine_memory(shape, config.generation)}
 
 
-def check_memory(config: BaseRunConfig, shape: memory.ModelShape) -> None:
+def check_memory(config: BaseRunConfig, shape: memory_plan.ModelShape) -> None:
     """A worker and an engine fit a GPU of this machine, both at once where there is only one. Nothing is checked without a GPU.
 
     Raises:
         ConfigError: they do not; with the sizes, and what to change.
     """
-    capacity = memory.gpu_capacity() if torch.cuda.is_available() else None
+    capacity = memory_plan.gpu_capacity() if torch.cuda.is_available() else None
     planned = planned_memory(config, shape)
     if capacity is None or not planned:
         return
     worker, engine = planned["policy worker"], planned.get("engine")
     advice = "take fewer tokens per micro-batch (policy.batching), or more GPUs (policy.parallel)"
-    memory.check_fits(worker, capacity, "policy: a worker", advice)
+    memory_plan.check_fits(worker, capacity, "policy: a worker", advice)
     if engine is not None:
         advice = "lower generation.kv_cache_gib, or raise generation.tensor_parallel_size"
-        memory.check_fits(engine, capacity, "generation: an engine", advice)
+        memory_plan.check_fits(engine, capacity, "generation: an engine", advice)
     if engine is not None and isinstance(config, RunConfig) and torch.cuda.device_count() == 1:
-        both = {f"worker's {name}": size for name, size in memory.resident(worker).items()}
+        both = {f"worker's {name}": size for name, size in memory_plan.resident(worker).items()}
         both |= {f"engines' {name}": size * config.generation.num_engines for name, size in engine.items()}
         advice = "lower generation.kv_cache_gib or generation.num_engines, or take a second GPU"
-        memory.check_fits(both, capacity, "policy and generation on one GPU", advice)
+        memory_plan.check_fits(both, capacity, "policy and generation on one GPU", advice)
 
 
-def _planned_shape(model: ModelConfig) -> memory.ModelShape:
+def _planned_shape(model: ModelConfig) -> memory_plan.ModelShape:
     if model.gguf is not None:
-        return memory.ModelShape.of(gguf_config(model.gguf))
-    return memory.ModelShape.of_scratch(model) if model.path is None else memory.ModelShape.of(check_model_dir(model.path))
+        return memory_plan.ModelShape.of(gguf_config(model.gguf))
+    return memory_plan.ModelShape.of_scratch(model) if model.path is None else memory_plan.ModelShape.of(check_model_dir(model.path))
 
 
 def check_answers(config: ScoredConfig, source: EnvironmentConfig, environment: Environment, seed: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from actors.environments import build
-from actors.policy.hf import check_model_dir
+from actors.models.hf import check_model_dir
 from actors.preflight import check_answers, check_head_size, check_set, load_encoder, room_for_prompts
 from actors.rollout.prompts import fit
 from configs.base import ConfigError

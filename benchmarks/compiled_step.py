@@ -50,7 +50,7 @@ class TinyWorker:
     """A Megatron worker whose batch lies in its own memory."""
 
     def __init__(self, parallel: ParallelConfig, model: str, rank: int, rendezvous: str) -> None:
-        from actors.data_plane.memory import MemoryPlane
+        from actors.data_plane.in_memory import MemoryPlane
         from actors.policy.worker import PolicyWorker
 
         torch.set_num_threads(1)
@@ -160,7 +160,7 @@ def measure(replicas: list[list[Any]], calls: int) -> dict[str, float]:
 
 def start_models(directory: Path) -> dict[str, list[list[Any]]]:
     """Workers of every layout, all started at once."""
-    from actors.policy.scratch import write_scratch_model
+    from actors.models.scratch_model import write_scratch_model
 
     shape = ModelConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4)
     write_scratch_model(directory / "model", shape, ["3 + 4 = 7", "12 - 5 = 7"], seed=0)

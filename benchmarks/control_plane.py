@@ -116,7 +116,7 @@ def main() -> None:
         # The stubs take no GPU: one on this machine would only choose another transport for weights.
         settings.set_for_process(PREFECT_HOME=f"{home}/prefect", PREFECT_API_URL="", RAY_ADDRESS="", CUDA_VISIBLE_DEVICES="")
         from benchmarks.control_plane_flow import QUICK_STEPS, SHARES, TIMES
-        from flows.server import prefect_server
+        from flows.service.server import prefect_server
         from tasks.reporting.metrics import by_step, read
 
         with prefect_server():

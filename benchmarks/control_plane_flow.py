@@ -25,7 +25,7 @@ import tasks.launch
 from actors import names
 from actors.data_plane.connect import DataPlaneAddress, connect
 from actors.data_plane.meta import KVBatchMeta
-from actors.data_plane.metrics import OperationUsage
+from actors.data_plane.usage import OperationUsage
 from actors.environments import Problem
 from actors.environments.rewards.base import Response
 from actors.environments.scoring.verdict import Verdict

@@ -42,9 +42,9 @@ class Alone:
         settings.set_for_process(VLLM_ENABLE_V1_MULTIPROCESSING="1")  # vLLM's default
         from vllm import LLM, SamplingParams
 
-        from actors.generation import executors
+        from actors.generation import vllm_executors
 
-        self._llm, self._sampling = LLM(**executors.engine_arguments(config, model, 0)), SamplingParams
+        self._llm, self._sampling = LLM(**vllm_executors.engine_arguments(config, model, 0)), SamplingParams
 
     def generate(self, prompts: list[list[int]], length: int) -> tuple[int, float]:
         """Response tokens and seconds."""

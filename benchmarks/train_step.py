@@ -35,11 +35,11 @@ settings.apply_defaults()
 import ray  # noqa: E402  (after the settings: they are read at import)
 import torch  # noqa: E402
 
-from actors.data_plane.memory import MemoryPlane  # noqa: E402
+from actors.data_plane.in_memory import MemoryPlane  # noqa: E402
 from actors.data_plane.meta import KVBatchMeta  # noqa: E402
 from actors.data_plane.sharding import BatchPlan, plan_batch  # noqa: E402
+from actors.models.flops import training_flops  # noqa: E402
 from actors.policy.executors import CompiledExecutor, PlainExecutor, Request  # noqa: E402
-from actors.policy.flops import training_flops  # noqa: E402
 from actors.policy.worker import PolicyWorker  # noqa: E402
 from configs.batching import BatchingConfig  # noqa: E402
 from configs.policy import PolicyConfig  # noqa: E402

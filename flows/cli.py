@@ -11,7 +11,7 @@ from typing import Any
 
 from prefect.logging.handlers import PrefectConsoleHandler
 
-from actors.policy.memory import render
+from actors.models.memory_plan import render
 from actors.preflight import planned_memory
 from configs.base import ConfigError
 from configs.loader import dump, load, recipe_names
@@ -60,7 +60,7 @@ def _memory(config: BaseConfig) -> str:
 
 
 def _run(flow: Any, options: argparse.Namespace) -> int:
-    from flows.server import prefect_server
+    from flows.service.server import prefect_server
 
     try:
         with prefect_server() as url:

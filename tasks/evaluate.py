@@ -13,7 +13,7 @@ from actors.environments.actor import EnvironmentActor
 from actors.environments.rewards.base import Response
 from actors.environments.scoring.verdict import Verdict
 from actors.generation.pool import EnginePool
-from actors.policy.hf import check_model_dir
+from actors.models.hf import check_model_dir
 from actors.rollout.collector import Collector
 from actors.rollout.prompts import PromptEncoder
 from actors.rollout.samples import SLOWEST, Validation

@@ -22,7 +22,7 @@ import torch
 
 from actors.data_plane.loop import LoopStoppedError, LoopStuckError, LoopThread, Request, Undo
 from actors.data_plane.meta import KVBatchMeta
-from actors.data_plane.metrics import OperationUsage, flatten, merge
+from actors.data_plane.usage import OperationUsage, flatten, merge
 from configs.deadlines import DATA_PLANE_GRACE_S
 
 # One value per row: tensors of one dtype (0-d ones are scalars; shapes may differ from row to row), or picklable values.

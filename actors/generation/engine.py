@@ -22,9 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from actors.generation.incoming import Incoming
 from actors.generation.mailboxes import Mailboxes
-from actors.generation.senders import Transfer
 from actors.generation.types import (
     EngineFailedError,
     EngineHealth,
@@ -37,14 +35,16 @@ from actors.generation.types import (
     WeightUpdate,
 )
 from actors.generation.versions import Segments
-from actors.generation.weights import WeightLayout, read_layout
+from actors.refit.handover import WeightLayout, read_layout
+from actors.refit.incoming import Incoming
+from actors.refit.transports import Transfer
 from configs import settings
 from configs.rollout import GenerationConfig
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
-    from actors.generation.executors import Executor
+    from actors.generation.vllm_executors import Executor
 
 logger = logging.getLogger(__name__)
 
@@ -107,10 +107,10 @@ class Engine:
         started = time.monotonic()
         self._layout = read_layout(self._model_path)
         prepare_process(self._config)
-        from actors.generation import executors, in_process, sampling, streaming
+        from actors.generation import in_process, sampling, streaming, vllm_executors
 
-        self._sampling, self._job, self._update = sampling, executors.Job, executors.Update
-        arguments = executors.engine_arguments(self._config, self._model_path, self._seed)
+        self._sampling, self._job, self._update = sampling, vllm_executors.Job, vllm_executors.Update
+        arguments = vllm_executors.engine_arguments(self._config, self._model_path, self._seed)
         if self._config.executor == "in_process":
             self._executor = in_process.InProcess(arguments, self)
         else:

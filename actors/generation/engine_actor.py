@@ -9,9 +9,9 @@ import ray
 import torch
 
 from actors.generation.engine import Engine
-from actors.generation.senders import Transfer
 from actors.generation.types import EngineHealth, GenerationRequest, GenerationResult, UpdateMode, WeightUpdate
 from actors.heap import freeze_heap
+from actors.refit.transports import Transfer
 from configs.rollout import GenerationConfig
 
 COLLECTORS = 16  # threads of an engine actor in which clients wait for results; a further one queues until another's wait ends

@@ -26,9 +26,9 @@ from vllm.outputs import RequestOutput
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from actors.generation import weight_transfer
-from actors.generation.executors import Job, Sink, Update, must_reset, overdue, prompt_input, take_down_versions
 from actors.generation.versions import TokenVersions
+from actors.generation.vllm_executors import Job, Sink, Update, must_reset, overdue, prompt_input, take_down_versions
+from actors.refit import vllm_load
 
 _STEP_S = 60.0  # longer than any step: an update that waits notices its own deadline between two of them
 
@@ -121,7 +121,7 @@ class InProcess:
         try:
             _register_architecture(arguments["model"])
             self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
-            if arguments["weight_transfer_config"].backend != weight_transfer.NCCL:  # which has more to agree on: `join_transfer`
+            if arguments["weight_transfer_config"].backend != vllm_load.NCCL:  # which has more to agree on: `join_transfer`
                 self._rpc("init_weight_transfer_engine", init_info={})
             take_down_versions(self._llm.output_processor, self.versions)
         except BaseException as error:  # noqa: BLE001  (`started` raises it in the thread that waits)

@@ -21,10 +21,10 @@ from vllm.outputs import RequestOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
-from actors.generation import weight_transfer
-from actors.generation.executors import Job, Sink, Update, must_reset, overdue, prompt_input, take_down_versions
 from actors.generation.versions import TokenVersions
-from actors.generation.weights import SharedWeights
+from actors.generation.vllm_executors import Job, Sink, Update, must_reset, overdue, prompt_input, take_down_versions
+from actors.refit import vllm_load
+from actors.refit.handover import SharedWeights
 
 _LOOK_S = 0.01  # between two looks at whether the running requests have ended
 
@@ -106,7 +106,7 @@ class Async:
     async def _begin(self, arguments: dict[str, Any]) -> AsyncLLM:
         llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
         take_down_versions(llm.output_processor, self.versions)
-        if arguments["weight_transfer_config"].backend != weight_transfer.NCCL:  # which has more to agree on: `join_transfer`
+        if arguments["weight_transfer_config"].backend != vllm_load.NCCL:  # which has more to agree on: `join_transfer`
             await llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
         return llm
 

@@ -21,17 +21,17 @@ import ray
 
 from actors.data_plane.connect import DataPlaneAddress, connect
 from actors.data_plane.meta import KVBatchMeta
-from actors.data_plane.metrics import OperationUsage, merge
 from actors.data_plane.sharding import BatchPlan, plan_batch
+from actors.data_plane.usage import OperationUsage, merge
 from actors.generation.pool import EnginePool
 from actors.generation.types import RefitPlan, UpdateOptions, WeightUpdate
 from actors.heap import freeze_heap
+from actors.models.flops import training_flops
 from actors.policy.executors import Request, build_executor
-from actors.policy.flops import training_flops
-from actors.policy.sender import Sender
 from actors.policy.turns import Turn, Turns
 from actors.policy.warm_up import warm_up
 from actors.policy.worker_actor import Objective, PolicyWorkerActor, free_port
+from actors.refit.direct import Sender
 from actors.waiting import wait_all
 from configs.deadlines import Deadlines
 from configs.policy import OptimizerConfig, PolicyConfig

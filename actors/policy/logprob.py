@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from actors.models.memory_plan import CUDA_KEPT_ELEMENTS
+
 # Logits of one slice on one rank.
 SLICE_ELEMENTS = 2**25  # on a CPU: 128 MiB in float32
 CUDA_SLICE_ELEMENTS = 2**28  # without a gradient: 512 MiB in bfloat16, and still a large matrix product
-CUDA_KEPT_ELEMENTS = 2**31  # with one: below 4 GiB in bfloat16 they are kept for the backward pass, and not computed again
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
+from actors.models.hf import head_dim, rope_scaling_factor, rope_theta
 from actors.policy.cuda_graphs import MODEL_OPTIONS
-from actors.policy.hf import head_dim, rope_scaling_factor, rope_theta
 from configs.base import ConfigError
 from configs.policy import ParallelConfig
 

@@ -24,19 +24,19 @@ import torch
 
 from actors.data_plane.interface import DataPlane
 from actors.data_plane.sharding import ShardPlan
-from actors.generation.weights import Manifest
+from actors.models.hf import check_model_dir, parameter_count, save_model_dir
 from actors.policy import batch as batches
 from actors.policy import device as devices
 from actors.policy.batch import MicroBatch
+from actors.policy.boundaries import packed_inputs, rows_as_slots, takes_thd
 from actors.policy.columns import BASE, train_columns
 from actors.policy.context import ContextPart, context_part, whole_rows
 from actors.policy.cuda_graphs import GraphCache, Outputs, capture_stream
 from actors.policy.fetch import ColumnReader
-from actors.policy.hf import check_model_dir, parameter_count, save_model_dir
 from actors.policy.logprob import VocabShard, label_logprobs, token_logprobs
 from actors.policy.loss import Sums, grpo_loss, logprob_error, masked_sum, sft_loss
-from actors.policy.metrics import reduce_tallies, step_metrics, tally
-from actors.policy.packing import packed_inputs, rows_as_slots, takes_thd
+from actors.policy.step_metrics import reduce_tallies, step_metrics, tally
+from actors.refit.handover import Manifest
 from configs.policy import OptimizerConfig, PolicyConfig
 
 # On the last pipeline stage: (micro-batch, [2, S, L]) -> (loss, what the step keeps of it).
@@ -95,8 +95,8 @@ class PolicyWorker:
         from megatron.core import parallel_state
         from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
+        from actors.models.weight_table import load_hf
         from actors.policy.model import build_model
-        from actors.policy.weights import load_hf
 
         self._state = parallel_state
         self._hf = check_model_dir(self._model_path)
@@ -239,7 +239,7 @@ class PolicyWorker:
     @_on_device
     def export_weights(self) -> dict[str, torch.Tensor] | None:
         """All weights under Hugging Face names, on the CPU, as copies; on rank 0 only. A collective."""
-        from actors.policy.weights import export_hf
+        from actors.models.weight_table import export_hf
 
         keep = self._rank == 0
         weights = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in export_hf(self._bare, self._hf) if keep}
@@ -248,7 +248,7 @@ class PolicyWorker:
     @_on_device
     def manifest(self) -> Manifest:
         """What `send_weights` sends. A collective, which gathers every weight once to see its shape."""
-        from actors.policy.weights import export_hf
+        from actors.models.weight_table import export_hf
 
         return Manifest.of(export_hf(self._bare, self._hf))
 
@@ -257,7 +257,7 @@ class PolicyWorker:
         """Give `send` all weights, one after the other, under Hugging Face names, as full tensors on this rank's device. A collective:
         every rank's `send` must take all of them. Only what `send` keeps stays in memory. Returns when the device has done it.
         """
-        from actors.policy.weights import export_hf
+        from actors.models.weight_table import export_hf
 
         torch.cuda.synchronize()  # `send` may use streams of its own; the optimizer's last update must be seen there
         send(export_hf(self._bare, self._hf))

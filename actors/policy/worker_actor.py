@@ -18,12 +18,12 @@ from typing import Any, Literal
 import ray
 
 from actors.data_plane.connect import DataPlaneAddress, connect
-from actors.data_plane.metrics import OperationUsage
-from actors.generation import senders
-from actors.generation.senders import SharedBuffer, Transfer
+from actors.data_plane.usage import OperationUsage
 from actors.generation.types import Transport
 from actors.heap import freeze_heap
 from actors.policy.executors import Request
+from actors.refit import transports
+from actors.refit.transports import SharedBuffer, Transfer
 from configs.policy import OptimizerConfig, PolicyConfig
 
 Objective = Literal["sft", "grpo"]
@@ -105,7 +105,7 @@ class PolicyWorkerActor:
         """`PolicyWorker.setup`."""
         info: dict[str, Any] = self.call("setup")
         if self._leads and self._transport == "nccl":
-            senders.prepare_broadcast()
+            transports.prepare_broadcast()
         return info
 
     def ready(self) -> None:
@@ -125,7 +125,7 @@ class PolicyWorkerActor:
     def join_broadcast(self, address: str, port: int, world_size: int) -> None:
         """Be rank 0 of a communicator with all vLLM workers. Returns when they have joined."""
         with self._alone("join_broadcast"):
-            self._communicator = self._worker.on_device(lambda: senders.join_broadcast(address, port, world_size))
+            self._communicator = self._worker.on_device(lambda: transports.join_broadcast(address, port, world_size))
 
     def send_weights(self, transfer: Transfer, namespace: str, engines: Sequence[str], timeout_s: float) -> None:
         """Send this policy's weights to the engines, which wait for them in `Engine.update_weights`. All ranks together.
@@ -136,10 +136,10 @@ class PolicyWorkerActor:
         with self._alone("send_weights"):
             if transfer.transport == "nccl":
                 self._worker.send_weights(
-                    lambda weights: senders.broadcast(weights, transfer, self._communicator) if self._leads else deque(weights, 0)
+                    lambda weights: transports.broadcast(weights, transfer, self._communicator) if self._leads else deque(weights, 0)
                 )
                 return
-            delivery = senders.Delivery(namespace, engines, transfer, timeout_s)
+            delivery = transports.Delivery(namespace, engines, transfer, timeout_s)
             try:
                 if self._buffer is None:
                     self._buffer = self._worker.on_device(lambda: SharedBuffer(transfer.ipc_bytes))

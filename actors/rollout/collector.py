@@ -17,7 +17,7 @@ import ray
 from actors import names
 from actors.data_plane.connect import DataPlaneAddress, connect
 from actors.data_plane.meta import KVBatchMeta
-from actors.data_plane.metrics import OperationUsage
+from actors.data_plane.usage import OperationUsage
 from actors.environments import Problem, build
 from actors.environments.dataset.problems import prompt_digest
 from actors.environments.rewards.base import Response
@@ -25,12 +25,12 @@ from actors.environments.scoring.verdict import Verdict
 from actors.generation.pool import EnginePool
 from actors.generation.types import GenerationRequest
 from actors.heap import freeze_heap
-from actors.policy.hf import check_model_dir
+from actors.models.hf import check_model_dir
 from actors.rollout.assemble import TRAIN_FIELDS
+from actors.rollout.group_requests import group_requests
 from actors.rollout.in_flight import PromptGroup
 from actors.rollout.loop import Pace, RolloutLoop
 from actors.rollout.prompts import PromptEncoder, PromptStream
-from actors.rollout.requests import group_requests
 from actors.rollout.samples import SLOWEST, Progress, StepReport, Validation
 from actors.rollout.scoring import Scoring
 from actors.rollout.supervised import SampleReader, SampleStream, SupervisedBatches

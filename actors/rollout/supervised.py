@@ -17,7 +17,7 @@ import torch
 from actors.data_plane.connect import DataPlaneAddress, connect
 from actors.data_plane.interface import DataPlane
 from actors.data_plane.meta import KVBatchMeta, mint_key
-from actors.data_plane.metrics import OperationUsage
+from actors.data_plane.usage import OperationUsage
 from actors.environments import Problem
 from actors.heap import freeze_heap
 from actors.rollout.assemble import SUPERVISED_FIELDS, token_columns

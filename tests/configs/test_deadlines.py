@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.data_plane.memory import MemoryPlane
+from actors.data_plane.in_memory import MemoryPlane
 from actors.environments.scoring import pool
 from configs.deadlines import GRACE_S, SCORING_START_S, Deadlines
 from configs.loader import load

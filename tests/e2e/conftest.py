@@ -22,9 +22,9 @@ import flows.sft_session
 import flows.step
 from actors.waiting import find, wait
 from flows.grpo import grpo
-from flows.parts import Record
-from flows.server import prefect_server
-from flows.up import worker_command
+from flows.service.parts import Record
+from flows.service.server import prefect_server
+from flows.service.up import worker_command
 from tests.conftest import ROOT
 from tests.e2e.deployed import Deployed, gone
 from tests.e2e.tick import tick

@@ -20,7 +20,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling
 
 from configs import settings
-from flows.parts import Record, look
+from flows.service.parts import Record, look
 from tests.conftest import ROOT
 from tests.patience import WAIT_S
 
@@ -72,7 +72,7 @@ class Deployed:
         )
 
     def up(self, *arguments: str) -> str:
-        done = self.command("flows.up", "--home", str(self.home), *arguments)
+        done = self.command("flows.service.up", "--home", str(self.home), *arguments)
         assert done.returncode == 0, done.stdout
         return done.stdout
 

@@ -15,10 +15,10 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from actors.data_plane.memory import MemoryPlane
+from actors.data_plane.in_memory import MemoryPlane
 from actors.environments import Problem
+from actors.models.scratch_model import write_scratch_model
 from actors.policy.loss import sft_loss
-from actors.policy.scratch import write_scratch_model
 from actors.rollout.examples import build_problems, read_rows, split_rows
 from actors.rollout.prompts import PromptEncoder, PromptStream
 from actors.rollout.supervised import SampleReader, SampleStream, SampleTooLongError, SupervisedBatches

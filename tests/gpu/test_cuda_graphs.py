@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from actors.data_plane.memory import MemoryPlane
+from actors.data_plane.in_memory import MemoryPlane
 from actors.data_plane.sharding import plan_batch
 from configs.policy import PolicyConfig
 from tests.actors.policy import tiny

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from actors.data_plane.memory import MemoryPlane
+from actors.data_plane.in_memory import MemoryPlane
 from actors.data_plane.sharding import plan_batch
 from actors.policy.worker import PolicyWorker
 from configs.policy import PolicyConfig

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.data_plane.memory import MemoryPlane
+from actors.data_plane.in_memory import MemoryPlane
 from actors.data_plane.meta import KVBatchMeta
 from actors.policy.advantages import group_advantages
 from tasks import advantage as stage

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from actors.data_plane.connect import DataPlaneAddress, connect
+from actors.data_plane.in_memory import MemoryPlane
 from actors.data_plane.interface import DataPlane
-from actors.data_plane.memory import MemoryPlane
 
 TIMEOUT_S = 30.0
 _numbers = itertools.count()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.data_plane.metrics import Latencies, OperationUsage, flatten, merge
+from actors.data_plane.usage import Latencies, OperationUsage, flatten, merge
 
 SECONDS = st.floats(1e-6, 1e4)
 CALLS = st.lists(st.tuples(st.sampled_from(["put", "get"]), st.integers(0, 100), st.integers(0, 10**9), SECONDS), max_size=20)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from actors.policy.scratch import write_scratch_model
+from actors.models.scratch_model import write_scratch_model
 from configs.model import ModelConfig
 from configs.policy import ParallelConfig
 from tests.actors.policy import tiny

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from actors.data_plane.in_memory import MemoryPlane
 from actors.data_plane.interface import DataPlaneError
-from actors.data_plane.memory import MemoryPlane
 from actors.data_plane.sharding import ShardPlan, plan_batch
 from actors.policy.device import PeerLostError
 from actors.policy.worker import PolicyWorker

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.data_plane.connect import DataPlaneAddress, connect
+from actors.data_plane.in_memory import MemoryPlane
 from actors.data_plane.interface import DataPlane
-from actors.data_plane.memory import MemoryPlane
 from actors.data_plane.sharding import ShardPlan
 from actors.policy.batch import MicroBatch, build
+from actors.policy.boundaries import DENSE_MULTIPLE, block_diagonal_mask, packed_inputs, rows_as_slots
 from actors.policy.fetch import ColumnReader
-from actors.policy.packing import DENSE_MULTIPLE, block_diagonal_mask, packed_inputs, rows_as_slots
 from configs.policy import ParallelConfig, PolicyConfig
 from tests.actors.policy import processes, tiny
 from tests.actors.policy.plans import MODES, plain_plan

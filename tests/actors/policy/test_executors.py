@@ -67,6 +67,9 @@ class Owner:
     def run(self, requests: list[Request]) -> Any:
         return self.executor.run(requests)
 
+    def wait_by(self, spinning: bool) -> None:
+        self.executor.wait_by(spinning=spinning)
+
     def close(self) -> float:
         started = time.monotonic()
         if self.executor is not None:
@@ -174,7 +177,7 @@ class Uncompilable:
 
 def test_the_fall_back_says_why() -> None:
     worker = ray.remote(num_cpus=0)(Uncompilable).remote()
-    executor, line = build_executor([{"worker-0-0": worker}], 5.0)
+    executor, line = build_executor([{"worker-0-0": worker}], 5.0, CompiledGraphConfig())
     assert not executor.compiled
     assert line.startswith("WARNING: plain actor calls, compiling the graph failed: AttributeError")
     executor, line = build_executor([{"worker-0-0": worker}], 5.0, CompiledGraphConfig(enabled=False))
@@ -186,6 +189,7 @@ def test_the_fall_back_says_why() -> None:
 def test_who_waits_leaves_the_cores_to_others(make: Any) -> None:
     owner, layout = make(1, 1)
     worker = layout[0]["worker-0-0"]
+    ray.get(owner.wait_by.remote(False), timeout=WAIT_S)  # whatever the cores of this machine
     run(owner, Request("add"))
 
     def cpu() -> list[float]:

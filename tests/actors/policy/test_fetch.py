@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from actors.data_plane.in_memory import MemoryPlane
 from actors.data_plane.interface import DataPlaneError
-from actors.data_plane.memory import MemoryPlane
 from actors.data_plane.meta import KVBatchMeta
 from actors.policy.fetch import ColumnReader, MissingColumnsError, replicas
 from configs.policy import ParallelConfig, PolicyConfig

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.policy.gguf import convert_gguf, gguf_config
-from actors.policy.memory import ModelShape
+from actors.models.gguf import convert_gguf, gguf_config
+from actors.models.memory_plan import ModelShape
 from actors.preflight import planned_memory
 from configs.base import ConfigError
 from configs.loader import load

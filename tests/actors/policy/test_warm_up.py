@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actors.data_plane.memory import MemoryPlane
+from actors.data_plane.in_memory import MemoryPlane
 from actors.data_plane.meta import KVBatchMeta
 from actors.data_plane.sharding import plan_batch
 from actors.policy.columns import train_columns

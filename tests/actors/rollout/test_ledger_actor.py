@@ -13,8 +13,8 @@ import pytest
 import ray
 import torch
 
+from actors.data_plane.in_memory import MemoryPlane
 from actors.data_plane.interface import DataPlane, DataPlaneGoneError
-from actors.data_plane.memory import MemoryPlane
 from actors.data_plane.meta import KVBatchMeta
 from actors.rollout.ledger import Reservation
 from actors.rollout.ledger_actor import LedgerActor, LedgerClosedError, LedgerStalledError, Places, Stored, ledger_actor_class

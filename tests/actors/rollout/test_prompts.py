@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from actors.environments import Problem, Split
 from actors.environments.dataset.problems import prompt_digest
-from actors.policy.scratch import write_scratch_model
+from actors.models.scratch_model import write_scratch_model
 from actors.rollout.prompts import DrawnPrompt, OnTooLong, PromptEncoder, PromptStream, PromptTooLongError, data_order, fit, truncate
 from configs.base import ConfigError
 from configs.model import ModelConfig

@@ -16,9 +16,9 @@ from actors.environments.rewards.base import Response
 from actors.environments.scoring.verdict import Part, Verdict, combine
 from actors.generation.pool import EnginePool
 from actors.generation.types import GenerationRequest, GenerationResult
-from actors.policy.scratch import write_scratch_model
+from actors.models.scratch_model import write_scratch_model
+from actors.rollout.group_requests import seeded_request
 from actors.rollout.prompts import PromptEncoder
-from actors.rollout.requests import seeded_request
 from actors.rollout.samples import Sample, SlowSample, Validation, slowest
 from actors.rollout.statistics import Tally, accuracy
 from actors.rollout.validation import Validator

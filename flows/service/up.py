@@ -8,7 +8,7 @@
 A server that PREFECT_API_URL names and a cluster that RAY_ADDRESS names are used, and never stopped.
 A second `up` starts what has died since, and deploys again; an `up` that fails stops what it started.
 
-python -m flows.up          python -m flows.up --down          python -m flows.up --host 10.0.0.5
+python -m flows.service.up          python -m flows.service.up --down          python -m flows.service.up --host 10.0.0.5
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from prefect.workers.process import ProcessWorker
 
 from configs import settings
 from configs.base import ConfigError
-from flows import runs, server
-from flows.parts import Part, Record, look
+from flows.service import runs, server
+from flows.service.parts import Part, Record, look
 from tasks.cluster import probe
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 POOL = "grpo"
 SERVER, RAY, WORKER = "server", "ray", "worker"
 _RAY_PORT = 6379
@@ -342,7 +342,7 @@ def down(home: Path = ROOT) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code: 0 done, 1 a part does not start or answer, 130 interrupted."""
-    parser = argparse.ArgumentParser(prog="python -m flows.up", description="Start everything that deployments need; deploy them.")
+    parser = argparse.ArgumentParser(prog="python -m flows.service.up", description="Start everything that deployments need; deploy them.")
     parser.add_argument("--down", action="store_true", help="stop what was started, and nothing else")
     parser.add_argument("--home", type=Path, default=ROOT, help="where .grpo/ and prefect.toml go (default: this checkout)")
     parser.add_argument("--host", default="127.0.0.1", help="listen on this address of the machine (default: loopback only)")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from configs.base import ConfigError
-from flows import up
-from flows.parts import Record
+from flows.service import up
+from flows.service.parts import Record
 
 # Fails as often as argv[2] says, in the words of argv[3]; then starts.
 STAND_IN = """

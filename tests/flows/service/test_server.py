@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from configs.base import ConfigError
-from flows import server
+from flows.service import server
 
 
 class Healthy(http.server.BaseHTTPRequestHandler):

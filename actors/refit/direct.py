@@ -1,6 +1,6 @@
 """One refit over a GPU's memory or over NCCL, seen from the policy group: workers send while engines take.
 
-Sender.send ──send_weights──► policy workers ══ weights (actors/generation/senders.py) ══► vLLM workers
+Sender.send ──send_weights──► policy workers ══ weights (actors/refit/transports.py) ══► vLLM workers
             └─begin_update──► engines: pause ─────────────── load ───────────────────────► go on
 waits for both; whoever is silent at the deadline is named, with what the engines say that they are doing
 """
@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 import ray
 
 from actors.generation.pool import EnginePool
-from actors.generation.senders import NotDeliveredError, Transfer
 from actors.generation.types import RefitPlan, UpdateOptions, WeightUpdate
-from actors.generation.weights import Manifest
+from actors.refit.handover import Manifest
+from actors.refit.transports import NotDeliveredError, Transfer
 from actors.waiting import ActorTimeoutError, wait, wait_all
 
 _LAST_WORD_S = 5.0  # for an engine to say why the policy could not send to it

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from vllm.distributed.weight_transfer.packed_tensor import pack_tensors, unpack_tensor
 
 from actors.generation.engine import Engine
-from actors.generation.senders import Transfer, broadcast_pieces, pieces
 from actors.generation.types import EngineFailedError, GenerationRequest, RequestError, WeightMismatchError, WeightUpdate
 from actors.generation.versions import TokenVersions
-from actors.generation.weights import Manifest, WeightLayout
+from actors.refit.handover import Manifest, WeightLayout
+from actors.refit.transports import Transfer, broadcast_pieces, pieces
 from configs.rollout import GenerationConfig
 
 WEIGHTS = {"a": torch.zeros(2, 3), "b": torch.zeros(4), "c": torch.zeros(5)}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actors.policy.hf import check_model_dir, head_dim, parameter_count, rope_scaling_factor, weight_files
+from actors.models.hf import check_model_dir, head_dim, parameter_count, rope_scaling_factor, weight_files
 from configs.base import ConfigError
 from tests.actors.policy import tiny
 from tests.patience import WAIT_S
@@ -75,5 +75,5 @@ def test_the_index_decides_which_files_are_the_weights(tmp_path: Path) -> None:
 
 
 def test_checking_imports_no_megatron() -> None:
-    script = "import sys, actors.policy.hf; sys.exit('megatron' in sys.modules)"
+    script = "import sys, actors.models.hf; sys.exit('megatron' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=WAIT_S)

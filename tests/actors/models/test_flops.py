@@ -6,7 +6,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from actors.policy.flops import training_flops
+from actors.models.flops import training_flops
 
 
 def test_forward_flops_equal_torchs_count(tmp_path: Path) -> None:

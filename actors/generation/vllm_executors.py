@@ -23,9 +23,9 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.output_processor import OutputProcessor
 
-from actors.generation import weight_transfer
 from actors.generation.types import GenerationTimeoutError, UpdateMode
 from actors.generation.versions import Segments, TokenVersions
+from actors.refit import vllm_load
 from configs.rollout import GenerationConfig
 
 
@@ -123,8 +123,8 @@ def engine_arguments(config: GenerationConfig, model_path: str, seed: int) -> di
         "generation_config": "vllm",  # not the directory's generation_config.json: the requests say all
         "logprobs_mode": "processed_logprobs",  # after temperature and top_p
         "enable_sleep_mode": config.sleep_level > 0,
-        "weight_transfer_config": WeightTransferConfig(backend=weight_transfer.BACKENDS[config.refit]),
-        "worker_extension_cls": f"{weight_transfer.__name__}.{weight_transfer.WorkerExtension.__name__}",
+        "weight_transfer_config": WeightTransferConfig(backend=vllm_load.BACKENDS[config.refit]),
+        "worker_extension_cls": f"{vllm_load.__name__}.{vllm_load.WorkerExtension.__name__}",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }

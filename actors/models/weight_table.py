@@ -19,7 +19,7 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from safetensors import safe_open
 
-from actors.policy.hf import head_dim, weight_files
+from actors.models.hf import head_dim, weight_files
 
 
 class Layout(Protocol):

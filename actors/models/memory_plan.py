@@ -15,8 +15,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import Any
 
-from actors.policy.hf import head_dim
-from actors.policy.logprob import CUDA_KEPT_ELEMENTS
+from actors.models.hf import head_dim
 from configs.base import ConfigError
 from configs.model import ModelConfig
 from configs.policy import PolicyConfig
@@ -28,6 +27,8 @@ GIB = 2**30
 WORKSPACE_BYTES = 1.4 * GIB
 # The driver's share of each process, outside torch's allocator.
 CONTEXT_BYTES = 0.5 * GIB
+# Logits of one slice on one rank, with a gradient on CUDA: below 4 GiB in bfloat16 they are kept for the backward pass, and not computed again.
+CUDA_KEPT_ELEMENTS = 2**31
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 # Bytes on one GPU, by part.

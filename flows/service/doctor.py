@@ -1,6 +1,6 @@
 """What this machine has, what it lacks, and the command that fixes it.
 
-python -m flows.doctor          exit code 1 when something needed is missing
+python -m flows.service.doctor          exit code 1 when something needed is missing
 
 Each check looks at facts that it is given, and so can be tried without the machine that has them; `gather` reads the facts of this one.
 """
@@ -233,7 +233,7 @@ def gather() -> Facts:
     imports |= {name: error for name in ("ray", "vllm", "prefect", "megatron.core") if (error := _lacks(name))}
     if gpus and "transformer-engine" in versions and (error := _fails("transformer_engine.pytorch")):
         imports["transformer_engine"] = error  # built against another torch, most often
-    home = Path(__file__).parent.parent
+    home = Path(__file__).parent.parent.parent
     url, address = _configured_server(), settings.ray_address()
     answers = {place: _answers(place) for place in (url, address) if place}
     return Facts(
@@ -292,7 +292,7 @@ def _fails(module: str) -> str | None:
 def _configured_server() -> str | None:
     if _lacks("prefect"):
         return None
-    from flows.server import configured_url
+    from flows.service.server import configured_url
 
     return configured_url()
 
@@ -308,7 +308,7 @@ def _answers(place: str) -> bool:
 
 
 def _ours(home: Path) -> dict[str, bool]:
-    from flows.parts import Record
+    from flows.service.parts import Record
 
     return {name: part.alive() for name, part in Record(home).parts.items()}
 

@@ -23,7 +23,7 @@ import torch
 from torch import distributed
 from torch.multiprocessing.reductions import reduce_tensor
 
-from actors.generation.weights import Manifest
+from actors.refit.handover import Manifest
 from actors.waiting import ActorGoneError, find, wait
 
 Weights = Iterator[tuple[str, torch.Tensor]]  # Hugging Face names and full tensors on this rank's GPU

@@ -14,7 +14,7 @@ import pytest
 
 from configs import settings
 from configs.base import ConfigError
-from flows.parts import Part, Record, look
+from flows.service.parts import Part, Record, look
 
 # Starts a child that ignores polite signals, says so, and waits.
 STUBBORN = """

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from actors import preflight
-from actors.policy.memory import CONTEXT_BYTES, GIB, ModelShape, check_fits, engine_memory, micro_batch_tokens, policy_memory, render
+from actors.models.memory_plan import CONTEXT_BYTES, GIB, ModelShape, check_fits, engine_memory, micro_batch_tokens, policy_memory, render
 from configs.base import ConfigError
 from configs.loader import load
 from configs.policy import PolicyConfig

@@ -23,7 +23,7 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngin
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from actors.generation.weights import open_shared
+from actors.refit.handover import open_shared
 
 HOST, NCCL = "host", "lean-nccl"
 BACKENDS = {"auto": HOST, "host": HOST, "ipc": "ipc", "nccl": NCCL}  # what vLLM is told, by GenerationConfig.refit

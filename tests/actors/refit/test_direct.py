@@ -12,10 +12,10 @@ import ray
 
 from actors.generation.engine_actor import EngineActor, engine_actor_class
 from actors.generation.pool import EnginePool
-from actors.generation.senders import Delivery, Transfer
 from actors.generation.types import EngineDiedError, RefitPlan, UpdateOptions, WeightMismatchError, WeightUpdate
-from actors.generation.weights import Manifest
-from actors.policy.sender import Sender
+from actors.refit.direct import Sender
+from actors.refit.handover import Manifest
+from actors.refit.transports import Delivery, Transfer
 from actors.waiting import ActorGoneError, ActorTimeoutError
 from tests.actors.generation.test_transfer import MANIFEST, engine
 from tests.patience import WAIT_S

@@ -1,0 +1,1 @@
+"""New weights on their way from the policy into running engines."""
