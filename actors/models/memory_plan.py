@@ -27,7 +27,7 @@ GIB = 2**30
 WORKSPACE_BYTES = 1.4 * GIB
 # The driver's share of each process, outside torch's allocator.
 CONTEXT_BYTES = 0.5 * GIB
-# Logits of one slice on one rank, with a gradient on CUDA: below 4 GiB in bfloat16 they are kept for the backward pass, and not computed again.
+# Logits of one slice on one rank, with a gradient on CUDA: below 4 GiB in bfloat16 the backward pass keeps them; others are computed again.
 CUDA_KEPT_ELEMENTS = 2**31
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
