@@ -12,14 +12,13 @@ from actors.environments import Environment, Split, build
 from actors.environments.scoring.golds import check_golds
 from actors.models import memory_plan
 from actors.models.gguf import convert_gguf, gguf_config
-from actors.models.hf import check_model_dir, head_dim
+from actors.models.hf import check_layout, check_model_dir, head_dim
 from actors.models.scratch_model import write_scratch_model
 from actors.rollout.prompts import Problems, PromptEncoder, PromptStream, StreamedProblems, fit
 from actors.rollout.staleness import build as build_sampler
 from configs.base import ConfigError
 from configs.environment import EnvironmentConfig
 from configs.model import ModelConfig
-from configs.policy import ParallelConfig
 from configs.rollout import GenerationConfig
 from configs.run import BaseRunConfig, RunConfig, ScoredConfig
 
@@ -101,22 +100,6 @@ def check_head_size(shape: Any) -> None:
             f"model: an attention head has {size} dimensions; vLLM on a CPU has kernels for {', '.join(map(str, _CPU_HEAD_SIZES))}: "
             "change model.hidden_size or model.num_attention_heads"
         )
-
-
-def check_layout(parallel: ParallelConfig, shape: Any) -> None:
-    """The parallel layout divides the model.
-
-    Raises:
-        ConfigError: it does not; names the field.
-    """
-    for name, total, parts in (
-        ("num_attention_heads", shape.num_attention_heads, parallel.tensor),
-        ("num_key_value_heads", shape.num_key_value_heads, parallel.tensor),
-        ("num_hidden_layers", shape.num_hidden_layers, parallel.pipeline),
-    ):
-        if total % parts:
-            field = "pipeline" if "layers" in name else "tensor"
-            raise ConfigError(f"policy.parallel.{field}: {parts} does not divide the model's {name} ({total})")
 
 
 def planned_memory(config: BaseRunConfig, shape: memory_plan.ModelShape | None = None) -> dict[str, memory_plan.Parts]:

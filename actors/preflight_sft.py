@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.environments import Split
-from actors.models.hf import check_model_dir
+from actors.models.hf import check_layout, check_model_dir
 from actors.models.memory_plan import ModelShape
-from actors.preflight import check_layout, check_memory, given_model, load_encoder, scratch_model
+from actors.preflight import check_memory, given_model, load_encoder, scratch_model
 from actors.rollout.examples import build_problems
 from actors.rollout.prompts import Problems
 from actors.rollout.supervised import SampleReader, SampleTooLongError

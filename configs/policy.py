@@ -26,6 +26,12 @@ class ParallelConfig(StrictModel):
     def world_size(self) -> int:
         return self.data * self.tensor * self.pipeline * self.context
 
+    @property
+    def replicas(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each replica, by data-parallel index, in Megatron's default order "tp-cp-ep-dp-pp". The first one leads."""
+        inner, ranks = self.tensor * self.context, range(self.world_size)
+        return tuple(tuple(rank for rank in ranks if rank // inner % self.data == index) for index in range(self.data))
+
     def row_multiple(self, device: str) -> int:
         """What a row's tokens are padded to, to divide among ranks; on CUDA into multiples of 8, for tensor cores."""
         return (8 if device.startswith("cuda") else 1) * self.tensor * self.sequence_multiple

@@ -75,10 +75,8 @@ class MemoryPlane(DataPlane):
         other._store = self._store
         return other
 
-    async def _register(
-        self, partition_id: str, fields: Sequence[str], capacity: int | None, consumers: Sequence[str], extra_fields: bool
-    ) -> Done[None]:
-        schema = Schema.build(partition_id, fields, capacity, consumers, extra_fields)
+    async def _register(self, partition_id: str, fields: Sequence[str], capacity: int | None, consumers: Sequence[str]) -> Done[None]:
+        schema = Schema.build(partition_id, fields, capacity, consumers)
         if self._store.partitions.setdefault(partition_id, _Partition(schema)).schema != schema:
             raise PartitionConflictError(f"partition {partition_id!r} exists with another schema")
         return Done(None)

@@ -146,7 +146,6 @@ class DataPlane(ABC):
         fields: Sequence[str],
         capacity: int | None = None,
         consumers: Sequence[str] = (),
-        extra_fields: bool = False,
     ) -> None:
         """Create a partition. Registering the same schema again is a no-op.
 
@@ -154,13 +153,12 @@ class DataPlane(ABC):
             fields: the columns that may be written to it; any other is an `UnknownFieldError`.
             capacity: most samples held at once; a put beyond it waits, then raises `CapacityError`. None: no bound.
             consumers: tasks that may `claim` its samples.
-            extra_fields: also allow columns that `fields` does not name (pixel values, an environment's own tensors).
 
         Raises:
             ValueError: no columns, a doubled or reserved name, or a capacity below 1.
             PartitionConflictError, DataPlaneGoneError.
         """
-        self._wait("register", self._register(partition_id, fields, capacity, consumers, extra_fields))
+        self._wait("register", self._register(partition_id, fields, capacity, consumers))
 
     def put(self, meta: KVBatchMeta, columns: Mapping[str, Column], *, overwrite: bool = False) -> KVBatchMeta:
         """Write columns under the meta's keys (new or existing), all or nothing. Returns the meta with the columns in `fields`.
@@ -261,9 +259,7 @@ class DataPlane(ABC):
         self._closed = True
 
     @abstractmethod
-    async def _register(
-        self, partition_id: str, fields: Sequence[str], capacity: int | None, consumers: Sequence[str], extra_fields: bool
-    ) -> Done[None]: ...
+    async def _register(self, partition_id: str, fields: Sequence[str], capacity: int | None, consumers: Sequence[str]) -> Done[None]: ...
 
     @abstractmethod
     async def _put(self, meta: KVBatchMeta, columns: Mapping[str, Column], overwrite: bool) -> Done[KVBatchMeta]: ...

@@ -85,17 +85,6 @@ class KVBatchMeta(BaseModel):
         """The same rows with more columns known."""
         return self.model_copy(update={"fields": self.fields | set(fields)})
 
-    def stamp_tags(self, values: Sequence[Mapping[str, Any]]) -> KVBatchMeta:
-        """Merge one mapping per row into its tags.
-
-        Raises:
-            ValueError: not one mapping per row.
-        """
-        if len(values) != len(self):
-            raise ValueError(f"partition {self.partition_id!r}: {len(values)} tags for {len(self)} keys")
-        old = self.tags or ({},) * len(self)
-        return self.model_copy(update={"tags": tuple({**a, **b} for a, b in zip(old, values, strict=True))})
-
     @staticmethod
     def concat(metas: Sequence[KVBatchMeta]) -> KVBatchMeta:
         """Rows of all, in order; fields known for all of them.

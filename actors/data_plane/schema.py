@@ -20,19 +20,17 @@ class Schema:
         fields: its columns.
         capacity: most samples held at once, or None.
         consumers: tasks that may claim its samples, each with a cursor of its own.
-        extra_fields: whether columns that `fields` does not name may be written too.
     """
 
     fields: frozenset[str]
     capacity: int | None = None
     consumers: frozenset[str] = frozenset()
-    extra_fields: bool = False
 
     @staticmethod
-    def build(partition_id: str, fields: Sequence[str], capacity: int | None, consumers: Sequence[str], extra_fields: bool) -> Schema:
+    def build(partition_id: str, fields: Sequence[str], capacity: int | None, consumers: Sequence[str]) -> Schema:
         """Raises: ValueError (no columns, more than 63, a doubled or reserved name ("::" inside), or a capacity below 1)."""
         where = f"partition {partition_id!r}"
-        schema = Schema(frozenset(fields), capacity, frozenset(consumers), extra_fields)
+        schema = Schema(frozenset(fields), capacity, frozenset(consumers))
         if not 1 <= len(schema.fields) <= MAX_FIELDS or len(schema.fields) != len(fields):
             raise ValueError(f"{where}: needs 1 to {MAX_FIELDS} columns, each named once; got {list(fields)}")
         if len(schema.consumers) != len(consumers) or "" in schema.consumers:
@@ -50,7 +48,7 @@ class Schema:
             UnknownFieldError.
         """
         for name in names:
-            if name in self.fields or (self.extra_fields and "::" not in name):
+            if name in self.fields:
                 continue
             near = difflib.get_close_matches(name, self.fields, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"its columns: {', '.join(sorted(self.fields))}"

@@ -16,7 +16,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -86,16 +86,6 @@ class BatchPlan(BaseModel):
     def permutation(self) -> tuple[int, ...]:
         """Row numbers of the whole batch in the order rank 0's rows, rank 1's rows, ..."""
         return tuple(row for shard in self.shards for row in shard.rows)
-
-    def restore(self, values: list[Any]) -> list[Any]:
-        """Values in the order of `permutation`, put back into the order of the whole batch."""
-        order = self.permutation
-        if len(values) != len(order):
-            raise ValueError(f"{len(values)} values for {len(order)} rows")
-        out: list[Any] = [None] * len(order)
-        for row, value in zip(order, values, strict=True):
-            out[row] = value
-        return out
 
 
 class _Part(NamedTuple):

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig
 
 from configs.base import ConfigError
+from configs.policy import ParallelConfig
 
 SUPPORTED = ("llama", "qwen2", "qwen3")
 # Megatron's rope scaling has these three of Llama 3.1 built in; only the factor can be set.
@@ -116,3 +117,20 @@ def rope_scaling_factor(config: Any) -> float | None:
 def head_dim(config: Any) -> int:
     """Size of one attention head."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def check_layout(parallel: ParallelConfig, shape: Any) -> None:
+    """The parallel layout divides the model.
+
+    Raises:
+        ConfigError: it does not; names the field.
+    """
+    for name, total, parts in (
+        ("num_attention_heads", shape.num_attention_heads, parallel.tensor),
+        ("num_key_value_heads", shape.num_key_value_heads, parallel.tensor),
+        ("intermediate_size", shape.intermediate_size, parallel.tensor),
+        ("num_hidden_layers", shape.num_hidden_layers, parallel.pipeline),
+    ):
+        if total % parts:
+            field = "pipeline" if "layers" in name else "tensor"
+            raise ConfigError(f"policy.parallel.{field}: {parts} does not divide the model's {name} ({total})")

@@ -18,7 +18,7 @@ import torch
 
 from actors.data_plane.interface import DataPlane, DataPlaneError
 from actors.data_plane.meta import KVBatchMeta
-from configs.policy import ParallelConfig, PolicyConfig
+from configs.policy import PolicyConfig
 
 Columns = dict[str, list[torch.Tensor]]
 
@@ -45,13 +45,6 @@ class _Failure:
     message: str
 
 
-def replicas(parallel: ParallelConfig) -> tuple[tuple[int, ...], ...]:
-    """The ranks of each replica, by data-parallel index, in Megatron's default order "tp-cp-ep-dp-pp". The first one leads."""
-    inner = parallel.tensor * parallel.context
-    ranks = range(parallel.world_size)
-    return tuple(tuple(rank for rank in ranks if rank // inner % parallel.data == index) for index in range(parallel.data))
-
-
 class ColumnReader:
     """Reads columns for this rank. Building one is a collective of all ranks, and so, with "leader_broadcast", is each read of
     the replica's ranks. "auto" broadcasts wherever a replica has more than one rank.
@@ -66,7 +59,7 @@ class ColumnReader:
         parallel = config.parallel
         if config.fetch == "independent" or parallel.world_size == parallel.data:
             return
-        for ranks in replicas(parallel):  # every rank takes part in making every group
+        for ranks in parallel.replicas:  # every rank takes part in making every group
             group = torch.distributed.new_group(list(ranks), timeout=datetime.timedelta(seconds=config.timeout_s))
             if rank in ranks:
                 self._leader, self._group = ranks[0], group

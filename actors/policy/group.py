@@ -90,9 +90,8 @@ class PolicyGroup:
         """Build the model on every worker, compile the graph, and warm up. A line for the log."""
         info = self._on_all("setup")[0]
         self._row_multiple = self._config.parallel.row_multiple(info["device"])
-        replicas: list[dict[str, Any]] = [{} for _ in range(self._config.parallel.data)]
-        for rank, worker in enumerate(self._workers):
-            replicas[self._data_rank(rank)][f"policy-worker-{rank}"] = worker
+        named = list(self._named_workers().items())
+        replicas = [dict(named[rank] for rank in ranks) for ranks in self._config.parallel.replicas]
         graph = self._config.compiled_graph
         self._executor, how = build_executor(replicas, self._deadlines.workers, graph)
         plane = connect(self._address, timeout_s=self._timeout_s)
@@ -244,11 +243,6 @@ class PolicyGroup:
 
     def _named_workers(self) -> dict[str, Any]:
         return {f"policy-worker-{rank}": worker for rank, worker in enumerate(self._workers)}
-
-    def _data_rank(self, rank: int) -> int:
-        # Megatron's default order "tp-cp-ep-dp-pp": tensor fastest, then context, then data, pipeline slowest.
-        parallel = self._config.parallel
-        return rank // (parallel.tensor * parallel.context) % parallel.data
 
 
 def _graphs(impl: str, *, captured: bool) -> str:

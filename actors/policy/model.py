@@ -15,7 +15,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
-from actors.models.hf import head_dim, rope_scaling_factor, rope_theta
+from actors.models.hf import check_layout, head_dim, rope_scaling_factor, rope_theta
 from actors.policy.cuda_graphs import MODEL_OPTIONS
 from configs.base import ConfigError
 from configs.policy import ParallelConfig
@@ -80,7 +80,7 @@ def build_model(
     Raises:
         ConfigError: a layout that this model cannot be split into.
     """
-    _check_layout(hf, parallel)
+    check_layout(parallel, hf)
     scaling = rope_scaling_factor(hf)
     fused = takes_transformer_engine(device, dtype)
     if parallel.context > 1 and not fused:
@@ -126,14 +126,3 @@ def _block(hf: Any, parallel: ParallelConfig, *, fused: bool) -> TransformerBloc
 def padded_vocab_size(hf: Any, tensor_parallel: int) -> int:
     """The vocabulary, rounded up to what tensor parallelism can split evenly. The padding's logits never reach a softmax."""
     return int(-(-hf.vocab_size // tensor_parallel) * tensor_parallel)
-
-
-def _check_layout(hf: Any, parallel: ParallelConfig) -> None:
-    for name, parts, field in (
-        ("num_attention_heads", parallel.tensor, "tensor"),
-        ("num_key_value_heads", parallel.tensor, "tensor"),
-        ("intermediate_size", parallel.tensor, "tensor"),
-        ("num_hidden_layers", parallel.pipeline, "pipeline"),
-    ):
-        if getattr(hf, name) % parts:
-            raise ConfigError(f"policy.parallel.{field}: {parts} does not divide the model's {name} ({getattr(hf, name)})")

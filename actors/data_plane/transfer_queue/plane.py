@@ -52,10 +52,8 @@ class TransferQueuePlane(DataPlane):
         self._link = connection(address, timeout_s)
         super().__init__(self._link.loop, timeout_s)
 
-    async def _register(
-        self, partition_id: str, fields: Sequence[str], capacity: int | None, consumers: Sequence[str], extra_fields: bool
-    ) -> Done[None]:
-        schema = Schema.build(partition_id, fields, capacity, consumers, extra_fields)
+    async def _register(self, partition_id: str, fields: Sequence[str], capacity: int | None, consumers: Sequence[str]) -> Done[None]:
+        schema = Schema.build(partition_id, fields, capacity, consumers)
         what, deadline = f"register partition {partition_id!r}", Deadline(self._timeout_s)
         key = schema_key(schema)
         made = await self._link.ask(self._link.requests.resolve(SHADOW + partition_id, [key], create=True), what, deadline)

@@ -43,7 +43,7 @@ class Record:
                 types.setdefault(name, ColumnType.parse(text))
             elif schema is None:
                 given = json.loads(text)
-                schema = Schema(frozenset(given["fields"]), given["capacity"], frozenset(given["consumers"]), given["extra_fields"])
+                schema = Schema(frozenset(given["fields"]), given["capacity"], frozenset(given["consumers"]))
         if schema is None:
             return None
         extra = (name for name in types if name not in schema.fields)
@@ -60,7 +60,6 @@ def schema_key(schema: Schema) -> str:
         "fields": sorted(schema.fields),
         "capacity": schema.capacity,
         "consumers": sorted(schema.consumers),
-        "extra_fields": schema.extra_fields,
     }
     return f"::{json.dumps(text)}"
 

@@ -67,18 +67,10 @@ def test_concat_keeps_every_row(sizes: list[int]) -> None:
     assert_aligned(KVBatchMeta.concat(metas), [key for meta in metas for key in meta.keys])
 
 
-@given(st.integers(0, 10))
-def test_stamped_tags_stay_with_their_rows(n: int) -> None:
-    meta = make(n).stamp_tags([{"reward": float(i)} for i in range(n)])
-    assert [tag["reward"] for tag in meta.tags] == [float(tag["row"]) for tag in meta.tags]
-    assert_aligned(meta, [f"k{i}" for i in range(n)])
-
-
 def test_transforms_leave_the_original_alone() -> None:
     meta = make(3)
     before = meta.model_dump()
     meta.with_fields("y")
-    meta.stamp_tags([{"row": 9}] * 3)
     meta.subset([2, 0])
     assert meta.model_dump() == before
     with pytest.raises(ValidationError):
@@ -110,8 +102,6 @@ def test_what_cannot_be_is_refused() -> None:
         KVBatchMeta.concat([make(1), make(1, "b", partition_id="q")])
     with pytest.raises(ValidationError, match="tags"):
         KVBatchMeta.concat([make(1), make(1, "b", tags=())])
-    with pytest.raises(ValueError, match="2 tags for 1 keys"):
-        make(1).stamp_tags([{}, {}])
     with pytest.raises(ValueError, match="no metas"):
         KVBatchMeta.concat([])
 

@@ -13,7 +13,7 @@ import torch
 from actors.data_plane.in_memory import MemoryPlane
 from actors.data_plane.interface import DataPlaneError
 from actors.data_plane.meta import KVBatchMeta
-from actors.policy.fetch import ColumnReader, MissingColumnsError, replicas
+from actors.policy.fetch import ColumnReader, MissingColumnsError
 from configs.policy import ParallelConfig, PolicyConfig
 from tests.actors.policy import processes
 
@@ -122,5 +122,5 @@ def test_a_failure_of_the_leader_is_raised_on_every_rank(results: list[dict[str,
 def test_replicas_are_those_of_megatron(results: list[dict[str, Any]]) -> None:
     assert len(results[0]["megatron"]) == 81
     for (data, tensor, pipeline, context), theirs in results[0]["megatron"].items():
-        ours = replicas(ParallelConfig(data=data, tensor=tensor, pipeline=pipeline, context=context))
+        ours = ParallelConfig(data=data, tensor=tensor, pipeline=pipeline, context=context).replicas
         assert sorted(map(sorted, theirs)) == [list(ranks) for ranks in ours]
