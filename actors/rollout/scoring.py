@@ -22,6 +22,7 @@ from actors.rollout.group_requests import read_response
 from actors.rollout.in_flight import PromptGroup
 from actors.rollout.prompts import PromptEncoder, PromptStream
 from actors.rollout.samples import Sample
+from actors.rollout.trajectory import Trajectory
 from actors.waiting import ActorTimeoutError, wait
 
 
@@ -94,8 +95,15 @@ class Scoring:
 
     def _write(self, scored: Sequence[tuple[PromptGroup, tuple[Response, ...], tuple[Verdict, ...]]]) -> list[Written]:
         parts = {
-            group.uid: group_rows(self._partition_id, group.reservation.version, group.uid, group.prompt, group.in_order(), verdicts)
-            for group, _, verdicts in scored
+            group.uid: group_rows(
+                self._partition_id,
+                group.reservation.version,
+                group.uid,
+                [Trajectory.single_turn(group.prompt, result) for result in group.in_order()],
+                [response.truncated for response in responses],
+                verdicts,
+            )
+            for group, responses, verdicts in scored
             if not (self._replaces and any(verdict.drop == "group" for verdict in verdicts))
         }
         metas: dict[str, KVBatchMeta] = {}

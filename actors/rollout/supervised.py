@@ -23,6 +23,7 @@ from actors.heap import freeze_heap
 from actors.rollout.assemble import SUPERVISED_FIELDS, token_columns
 from actors.rollout.examples import build_problems
 from actors.rollout.prompts import PromptEncoder, PromptStream
+from actors.rollout.trajectory import Trajectory
 from configs.sft import SftConfig
 
 OnTooLong = Literal["error", "drop"]
@@ -122,7 +123,8 @@ class SupervisedBatches:
         """
         fillers = [min(samples, key=len)] * (-len(samples) % multiple_of)
         rows = [*samples, *fillers]
-        columns = token_columns([row.prompt for row in rows], [row.response for row in rows])
+        columns = token_columns([Trajectory.demonstration(row.prompt, row.response) for row in rows])
+        columns = {name: columns[name] for name in SUPERVISED_FIELDS}
         columns["sample_mask"][len(samples) :] = [torch.tensor(0.0) for _ in fillers]
         meta = KVBatchMeta(
             partition_id=self._partition,

@@ -1,5 +1,7 @@
 """Token columns against a row built by hand; keys and tags of a group."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -7,10 +9,14 @@ from actors.data_plane.meta import mint_key
 from actors.environments.scoring.verdict import Verdict
 from actors.generation.types import GenerationResult
 from actors.rollout.assemble import ROLLOUT_FIELDS, group_rows, token_columns
+from actors.rollout.trajectory import NO_VERSION, Trajectory
 
 
 def test_columns_of_two_rows() -> None:
-    columns = token_columns([[5, 6, 7], [8]], [[1, 2], [3]], [[-0.5, -0.25], [-1.0]])
+    rows = [Trajectory().with_context(prompt).with_response(*sampled) for prompt, *sampled in (
+        ([5, 6, 7], [1, 2], [-0.5, -0.25], [4, 4]), ([8], [3], [-1.0], [4]),
+    )]  # fmt: skip
+    columns = token_columns(rows)
     assert columns["input_ids"][0].tolist() == [5, 6, 7, 1, 2]
     assert columns["input_ids"][0].dtype == torch.int64
     assert columns["token_mask"][0].tolist() == [False, False, False, True, True]
@@ -19,15 +25,33 @@ def test_columns_of_two_rows() -> None:
     assert columns["sample_mask"][1].shape == ()
 
 
-def test_supervised_rows_have_no_generation_logprobs() -> None:
-    assert set(token_columns([[1]], [[2]])) == {"input_ids", "token_mask", "sample_mask"}
+def test_a_demonstration_was_sampled_by_no_weights() -> None:
+    row = Trajectory.demonstration([1], [2, 3])
+    assert (row.loss_mask, row.logprobs, row.versions) == ((False, True, True), (0, 0, 0), (NO_VERSION,) * 3)
+
+
+def test_what_the_environment_says_between_two_turns_is_context() -> None:
+    row = Trajectory().with_context([1]).with_response([2, 3], [-0.5, -1.0], [4, 5]).with_context([6]).with_response([7], [-2.0], [5])
+    assert row.token_ids == (1, 2, 3, 6, 7)
+    assert row.loss_mask == (False, True, True, False, True)
+    assert row.logprobs == (0, -0.5, -1.0, 0, -2.0)
+    assert row.versions == (NO_VERSION, 4, 5, NO_VERSION, 5)
+    assert row.sampled_by == (4, 5, 5)
+    assert len(row) == 5
 
 
 def test_a_response_without_tokens_and_a_wrong_count_are_refused() -> None:
-    with pytest.raises(ValueError, match="row 1: a response without tokens"):
-        token_columns([[1], [1]], [[2], []], [[-1.0], []])
-    with pytest.raises(ValueError, match="row 0: 1 log-probabilities for 2 response tokens"):
-        token_columns([[1]], [[2, 3]], [[-1.0]])
+    with pytest.raises(ValueError, match="a response without tokens"):
+        Trajectory.demonstration([1], [])
+    with pytest.raises(ValueError, match="1 log-probabilities for 2 response tokens"):
+        Trajectory().with_response([2, 3], [-1.0], [0, 0])
+    with pytest.raises(ValueError, match="1 weight versions for 2 response tokens"):
+        Trajectory().with_response([2, 3], [-1.0, -1.0], [0])
+
+
+def rows_of(uid: str, prompt: list[int], results: list[GenerationResult], verdicts: list[Verdict]) -> Any:
+    trajectories = [Trajectory.single_turn(prompt, result) for result in results]
+    return group_rows("train", 4, uid, trajectories, [result.finish_reason == "length" for result in results], verdicts)
 
 
 def test_a_group_s_rows_carry_uid_versions_and_reward_in_tags() -> None:
@@ -35,7 +59,7 @@ def test_a_group_s_rows_carry_uid_versions_and_reward_in_tags() -> None:
         GenerationResult("0.17/0", [1, 2, 3], [-0.5, -0.25, -1.0], "stop", ((4, 1), (5, 2))),
         GenerationResult("0.17/1", [9, 9], [-2.0, -3.0], "length", ((5, 2),)),
     ]
-    meta, columns = group_rows("train", 4, "0.17", [7, 8], results, [Verdict(1.0, "scored", True), Verdict(0.0, "scored", False)])
+    meta, columns = rows_of("0.17", [7, 8], results, [Verdict(1.0, "scored", True), Verdict(0.0, "scored", False)])
     assert meta.keys == (mint_key(4, "0.17", 0), mint_key(4, "0.17", 1)) == ("v4_p0.17_g0", "v4_p0.17_g1")
     assert meta.sequence_lengths == (5, 4)
     common = {"prompt_uid": "0.17", "weight_version": 4, "dropped": False}
@@ -71,10 +95,10 @@ def test_a_group_s_rows_carry_uid_versions_and_reward_in_tags() -> None:
 def test_a_dropped_response_keeps_its_row_and_counts_for_nothing() -> None:
     results = [GenerationResult(f"u/{row}", [1, 2], [-1.0, -1.0], "stop", ((4, 2),)) for row in range(3)]
     verdicts = [Verdict(1.0, "scored", True), Verdict(0.0, "timed_out", False, "sample"), Verdict(0.0, "scored", False)]
-    meta, columns = group_rows("train", 4, "u", [7], results, verdicts)
+    meta, columns = rows_of("u", [7], results, verdicts)
     assert [tag["dropped"] for tag in meta.tags] == [False, True, False]
     assert [mask.item() for mask in columns["sample_mask"]] == [1, 0, 1]
     verdicts[1] = Verdict(0.0, "failed", False, "group")
-    meta, columns = group_rows("train", 4, "u", [7], results, verdicts)
+    meta, columns = rows_of("u", [7], results, verdicts)
     assert [mask.item() for mask in columns["sample_mask"]] == [0, 0, 0]
     assert all(tag["dropped"] for tag in meta.tags)
