@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
+import psutil
 import pytest
 
 from configs import settings
@@ -57,3 +58,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(
         key=lambda item: ("e2e" in item.path.parts, item.get_closest_marker("slow") is not None), reverse=hasattr(config, "workerinput")
     )
+
+
+def _cpu_s() -> float:
+    """Seconds that all processes of this machine have computed."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system)
+
+
+_BEGAN = _cpu_s()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """At the end of a whole run: what it cost, whoever's processes it was (Ray's and Prefect's are no children of pytest's)."""
+    terminalreporter.write_line(f"CPU time of this machine meanwhile: {_cpu_s() - _BEGAN:.0f} s")

@@ -183,6 +183,9 @@ def test_cancelling_ends_the_actors_and_nothing_else(deployed: Deployed) -> None
     await_true("the flow's end", lambda: gone(pid), RELEASE_S)
     await_true("the actors' end", lambda: not deployed.actor_processes(), RELEASE_S)
     await_true("Cancelled", lambda: deployed.state(run)[0] == "CANCELLED", RELEASE_S)
+    with deployed.client() as client:
+        found = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])), limit=200)
+    assert [(task.name, task.state.message) for task in found if task.state is not None and task.state.is_failed()] == []
     assert deployed.actors() == []
     assert deployed.record.parts == parts
     assert all(part.alive() for part in parts.values())
