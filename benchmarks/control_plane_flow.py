@@ -33,9 +33,9 @@ from actors.generation.types import WeightUpdate
 from actors.policy.executors import Request
 from actors.policy.group import PolicyGroup
 from actors.rollout.assemble import ROLLOUT_FIELDS, TRAIN_FIELDS
-from actors.rollout.ledger import Reservation
 from actors.rollout.ledger_actor import Stored
 from actors.rollout.samples import Progress, Sample, StepReport, Validation
+from actors.rollout.transitions import Admitted
 from configs.run import RunConfig
 from configs.validation import ValidationConfig
 from flows.grpo import grpo
@@ -86,7 +86,7 @@ class StubCollector:
 
     def _answer(self, ledger: Any, step: int) -> None:
         uids = [f"basic_arithmetic-{step}-{prompt}" for prompt in range(self._rollout.prompts_per_step)]
-        given: tuple[Reservation, ...] = ()
+        given: tuple[Admitted, ...] = ()
         while not given:
             if self._stopping.is_set():
                 raise InterruptedError("it was stopped")
@@ -94,7 +94,7 @@ class StubCollector:
         _compute("rollout", step)
         ray.get(ledger.commit.remote([Stored(place.uid, self._meta(place), place.version, place.version) for place in given]))
 
-    def _meta(self, place: Reservation) -> KVBatchMeta:
+    def _meta(self, place: Admitted) -> KVBatchMeta:
         tags = tuple(
             {
                 "prompt_uid": place.uid,

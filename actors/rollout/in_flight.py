@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from actors.environments import Problem
 from actors.generation.types import GenerationResult
-from actors.rollout.ledger import Reservation
+from actors.rollout.transitions import Admitted
 
 
 @dataclass
@@ -20,7 +20,7 @@ class PromptGroup:
 
     problem: Problem
     prompt: list[int]
-    reservation: Reservation
+    reservation: Admitted
     results: dict[int, GenerationResult] = field(default_factory=dict)
 
     @property

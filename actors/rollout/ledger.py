@@ -56,20 +56,6 @@ class SamplerError(LedgerError):
 
 
 @dataclass(frozen=True)
-class Reservation:
-    """A slot for one group.
-
-    Attributes:
-        keys: under which its rows must be written. version: being trained when it was admitted. target_version: see `Group`.
-    """
-
-    uid: str
-    keys: tuple[str, ...]
-    version: int
-    target_version: int | None
-
-
-@dataclass(frozen=True)
 class Claim:
     """Groups taken for one training step.
 
@@ -116,7 +102,7 @@ class Ledger:
 
     # ---- the writer's side: the collector ----
 
-    def reserve(self, uid: str, rows: int) -> Reservation | Refusal:
+    def reserve(self, uid: str, rows: int) -> Admitted | Refusal:
         """A slot for the `rows` responses to prompt `uid`, with the keys to write them under; or why there is none at present.
 
         Raises:
@@ -130,8 +116,9 @@ class Ledger:
         if isinstance(admission, Refusal):
             return admission
         keys = tuple(mint_key(self._version, uid, index) for index in range(rows))
-        self._record(Admitted(uid, keys, self._version, admission.target_version))
-        return Reservation(uid, keys, self._version, admission.target_version)
+        place = Admitted(uid, keys, self._version, admission.target_version)
+        self._record(place)
+        return place
 
     def commit(self, uid: str, meta: KVBatchMeta, start_version: int, end_version: int) -> bool:
         """All rows are written. False: the group was not wanted any more (cancelled, or too old), and its rows are cleared.

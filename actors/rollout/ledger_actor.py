@@ -23,8 +23,9 @@ import ray
 from actors.data_plane.interface import DataPlane
 from actors.data_plane.meta import KVBatchMeta
 from actors.heap import freeze_heap
-from actors.rollout.ledger import Claim, Ledger, LedgerError, Reservation
+from actors.rollout.ledger import Claim, Ledger, LedgerError
 from actors.rollout.staleness import Refusal, build
+from actors.rollout.transitions import Admitted
 from actors.waiting import ActorGoneError
 from configs.staleness import AsyncConfig
 
@@ -62,7 +63,7 @@ class Places:
         cancelled: uids in flight that are not wanted any more.
     """
 
-    given: tuple[Reservation, ...]
+    given: tuple[Admitted, ...]
     refusal: Refusal | None
     cancelled: tuple[str, ...]
 
@@ -252,8 +253,8 @@ class LedgerActor:
             yield
             self._changed.notify_all()
 
-    def _reserve(self, uids: Sequence[str], rows: int) -> tuple[list[Reservation], Refusal | None]:
-        given: list[Reservation] = []
+    def _reserve(self, uids: Sequence[str], rows: int) -> tuple[list[Admitted], Refusal | None]:
+        given: list[Admitted] = []
         for uid in uids:
             place = self._buffer.reserve(uid, rows)
             if isinstance(place, Refusal):

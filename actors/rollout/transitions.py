@@ -18,7 +18,11 @@ from actors.data_plane.meta import KVBatchMeta
 
 @dataclass(frozen=True)
 class Admitted:
-    """A place was given. Attributes: as of `Reservation`."""
+    """A place was given.
+
+    Attributes:
+        keys: under which the group's rows must be written. version: being trained when it was admitted. target_version: see `Group`.
+    """
 
     uid: str
     keys: tuple[str, ...]

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from actors.environments import Problem
 from actors.generation.types import GenerationResult
 from actors.rollout.in_flight import InFlight, PromptGroup, request_id
-from actors.rollout.ledger import Reservation
+from actors.rollout.transitions import Admitted
 
 
 def group(uid: str, rows: int) -> PromptGroup:
-    return PromptGroup(Problem(uid, "1 + 1", "2"), [1], Reservation(uid, tuple(f"v0_p{uid}_g{row}" for row in range(rows)), 0, None))
+    return PromptGroup(Problem(uid, "1 + 1", "2"), [1], Admitted(uid, tuple(f"v0_p{uid}_g{row}" for row in range(rows)), 0, None))
 
 
 def result(uid: str, row: int) -> GenerationResult:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.data_plane.meta import KVBatchMeta
-from actors.rollout.ledger import GroupStateError, Ledger, Reservation, SamplerError, UnknownGroupError
+from actors.rollout.ledger import GroupStateError, Ledger, SamplerError, UnknownGroupError
 from actors.rollout.staleness import Admission, BufferState, Group, Refusal, build
-from actors.rollout.transitions import as_json
+from actors.rollout.transitions import Admitted, as_json
 from configs.staleness import SAMPLERS, AsyncConfig
 
 ROWS = 2
@@ -42,7 +42,7 @@ def make(sampler: str = "windowed", *, age: int = 1, step: int = 2, capacity: in
 def land(buffer: Ledger, uid: str, start: int | None = None, end: int | None = None) -> None:
     """Reserve and commit one group."""
     slot = buffer.reserve(uid, ROWS)
-    assert isinstance(slot, Reservation)
+    assert isinstance(slot, Admitted)
     start = slot.version if start is None else start
     assert buffer.commit(uid, meta_of(slot.keys, uid), start, start if end is None else end)
 
@@ -73,13 +73,13 @@ def test_order_keeps_slow_groups_young_enough_to_be_trained(sampler: str, age: i
     """Groups finish in any order, some fail; with one step per version nothing is ever thrown away."""
     luck = Random(seed)
     buffer = make(sampler, age=age, step=step)
-    flying: dict[str, Reservation] = {}
+    flying: dict[str, Admitted] = {}
     number = 0
     for version in range(8):
         claim = None
         while claim is None:
             slot = buffer.reserve(str(number), ROWS)
-            if isinstance(slot, Reservation):
+            if isinstance(slot, Admitted):
                 flying[slot.uid], number = slot, number + 1
                 if luck.random() < 0.6:
                     continue
@@ -148,7 +148,7 @@ def test_the_metrics_of_a_short_life() -> None:
 def test_what_the_states_do_not_allow() -> None:
     buffer = make(capacity=3)
     slot = buffer.reserve("a", ROWS)
-    assert isinstance(slot, Reservation)
+    assert isinstance(slot, Admitted)
     meta = meta_of(slot.keys, "a")
     with pytest.raises(GroupStateError, match="group 'a' is in_flight"):
         buffer.reserve("a", ROWS)
@@ -218,11 +218,11 @@ def test_the_state_is_one_json_value_and_the_journal_tells_each_group_s_life(see
     luck, journal = Random(seed), []  # type: ignore[var-annotated]
     ledger, twin = make(sampler, age=1, step=2), make(sampler, age=1, step=2)
     ledger._journal = journal.extend
-    flying: list[Reservation] = []
+    flying: list[Admitted] = []
     claimed: list[str] = []
     for number in range(30):
         match luck.choice(["reserve", "commit", "fail", "claim", "trained", "release", "announce"]):
-            case "reserve" if isinstance(slot := ledger.reserve(str(number), ROWS), Reservation):
+            case "reserve" if isinstance(slot := ledger.reserve(str(number), ROWS), Admitted):
                 flying.append(slot)
             case "commit" if flying:
                 slot = flying.pop(luck.randrange(len(flying)))

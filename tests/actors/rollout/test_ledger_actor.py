@@ -16,9 +16,9 @@ import torch
 from actors.data_plane.in_memory import MemoryPlane
 from actors.data_plane.interface import DataPlane, DataPlaneGoneError
 from actors.data_plane.meta import KVBatchMeta
-from actors.rollout.ledger import Reservation
 from actors.rollout.ledger_actor import LedgerActor, LedgerClosedError, LedgerStalledError, Places, Stored, ledger_actor_class
 from actors.rollout.staleness import Refusal
+from actors.rollout.transitions import Admitted
 from actors.waiting import ActorGoneError, look_for, wait
 from configs.staleness import AsyncConfig
 from tests.patience import WAIT_S
@@ -52,15 +52,15 @@ class Rig:
     def write(self, uid: str, version: int = 0) -> bool:
         return self.commit(self.reserve(uid), version)
 
-    def reserve(self, uid: str) -> Reservation:
+    def reserve(self, uid: str) -> Admitted:
         (given,) = self.actor.reserve([uid], ROWS, SOON).given
         return given
 
-    def commit(self, given: Reservation, version: int) -> bool:
+    def commit(self, given: Admitted, version: int) -> bool:
         (wanted,) = self.actor.commit([Stored(given.uid, self.put(given), version, version)])
         return wanted
 
-    def put(self, given: Reservation, rows: int = ROWS) -> KVBatchMeta:
+    def put(self, given: Admitted, rows: int = ROWS) -> KVBatchMeta:
         meta = KVBatchMeta(partition_id="train", keys=given.keys[:rows], sequence_lengths=(3,) * rows)
         return self.plane.put(meta, {"input_ids": [torch.arange(3)] * rows})
 

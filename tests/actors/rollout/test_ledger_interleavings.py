@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from actors.data_plane.meta import KVBatchMeta
-from actors.rollout.ledger import Claim, Ledger, Reservation, UnknownGroupError
+from actors.rollout.ledger import Claim, Ledger, UnknownGroupError
 from actors.rollout.staleness import Refusal, build
+from actors.rollout.transitions import Admitted
 from configs.staleness import SAMPLERS, AsyncConfig
 
 ROWS = 2
@@ -125,7 +126,7 @@ class Machine(RuleBasedStateMachine):
     def reserve(self) -> None:
         uid, room = f"{self.count}", self.room()
         given = self.buffer.reserve(uid, ROWS)
-        assert isinstance(given, Reservation) == room
+        assert isinstance(given, Admitted) == room
         if isinstance(given, Refusal):
             assert given.reason in self.buffer.waiting_for(1)
             return
