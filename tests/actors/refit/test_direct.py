@@ -17,7 +17,7 @@ from actors.refit.direct import Sender
 from actors.refit.handover import Manifest
 from actors.refit.transports import Delivery, Transfer
 from actors.waiting import ActorGoneError, ActorTimeoutError
-from tests.actors.generation.test_transfer import MANIFEST, engine
+from tests.actors.refit.test_transfer import MANIFEST, engine
 from tests.patience import WAIT_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_session")]
