@@ -92,7 +92,7 @@ def test_a_run_looks_at_its_gpus_before_it_starts(gpus: int, gib: float, refused
     shape = ModelShape.of_scratch(config.model)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(preflight.memory, "gpu_capacity", lambda: gib * GIB)
+    monkeypatch.setattr(preflight.memory_plan, "gpu_capacity", lambda: gib * GIB)
     if refused is None:
         preflight.check_memory(config, shape)
         return
@@ -104,7 +104,7 @@ def test_engines_that_share_a_gpu_count_each(monkeypatch: pytest.MonkeyPatch) ->
     shape = ModelShape.of_scratch(load("arithmetic-cpu").model)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(preflight.memory, "gpu_capacity", lambda: 8.0 * GIB)
+    monkeypatch.setattr(preflight.memory_plan, "gpu_capacity", lambda: 8.0 * GIB)
     overrides = ["policy.dtype=bfloat16", "generation.kv_cache_gib=2.5"]
     preflight.check_memory(load("arithmetic-cpu", overrides), shape)
     with pytest.raises(ConfigError, match=r"engines' KV cache 7.50; .*generation.num_engines"):
