@@ -103,7 +103,7 @@ class RolloutLoop:
         self._slowest: tuple[SlowSample, ...] = ()
         self._log: list[str] = []
         self._error: str | None = None
-        self._thread = threading.Thread(target=self._run, name="continuous", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="rollout", daemon=True)
         self._thread.start()
 
     def progress(self, wait_s: float) -> Progress:
@@ -177,6 +177,8 @@ class RolloutLoop:
             for place in places.given:
                 drawn = self._drawn.popleft()
                 begun.append(PromptGroup(drawn.problem, drawn.token_ids, place))
+            if begun and not self._pace.ahead:
+                break  # the next are drawn when these are stored
         if not begun:
             return
         for group in begun:
