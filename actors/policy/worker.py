@@ -133,8 +133,7 @@ class PolicyWorker:
         """Fresh moments, and the schedule from its start."""
         from actors.policy.optimizer import build_optimizer
 
-        self._optimizer: Any = None
-        self._scheduler: Any = None  # their moments go before the new ones come
+        vars(self).update(_optimizer=None, _scheduler=None)  # their moments go before the new ones come
         self._optimizer, self._scheduler = build_optimizer(optimizer, self._model, self._dtype, distributed=self._distributed_optimizer)
 
     @_on_device
@@ -173,10 +172,6 @@ class PolicyWorker:
         metrics = step_metrics(objective, totals, largest, self._config.loss)
         metrics |= {"grad_norm": grad_norm, "lr": float(self._optimizer.param_groups[0]["lr"])}
         return metrics | self._graph_counts() | devices.peak_memory(self._device, "train")
-
-    def train_steps(self, plans: Sequence[ShardPlan], objective: Literal["sft", "grpo"]) -> list[dict[str, float]]:
-        """`train` of each, up to the first that fails. One call: the worker does not wait for the group between two."""
-        return [self.train(plan, objective) for plan in plans]
 
     @_on_device
     def evaluate(self, plan: ShardPlan) -> dict[str, float]:

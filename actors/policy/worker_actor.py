@@ -99,7 +99,11 @@ class PolicyWorkerActor:
         got = [type(argument).__name__ for argument in request.arguments]
         if len(wanted) != len(got):
             raise MalformedRequestError(f"{request.method}: wanted {', '.join(wanted)}; got {len(got)} argument(s): {', '.join(got)}")
-        return self.call(request.method, *request.arguments)
+        if request.method != "train_steps":
+            return self.call(request.method, *request.arguments)
+        plans, objective = request.arguments  # up to the first that fails: the worker does not wait for the group between two
+        with self._alone(request.method):
+            return [self._worker.train(plan, objective) for plan in plans]
 
     def setup(self) -> dict[str, Any]:
         """`PolicyWorker.setup`."""

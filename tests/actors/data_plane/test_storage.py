@@ -69,7 +69,7 @@ def test_dropping_rows_one_by_one_copies_few_times() -> None:
 
 
 def test_the_first_key_decides() -> None:
-    first, second = Schema(frozenset({"x"}), 4, frozenset({"train"}), True), Schema(frozenset({"z"}))
+    first, second = Schema(frozenset({"x"}), 4, frozenset({"train"})), Schema(frozenset({"z"}))
     long, real = ColumnType(Layout.VECTOR, "int64"), ColumnType(Layout.SCALAR, "float32")
     assert Record.parse([]) is None
     assert Record.parse([type_key("x", long)]) is None

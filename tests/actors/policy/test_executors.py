@@ -67,8 +67,9 @@ class Owner:
     def run(self, requests: list[Request]) -> Any:
         return self.executor.run(requests)
 
-    def wait_by(self, spinning: bool) -> None:
-        self.executor.wait_by(spinning=spinning)
+    def sleep_while_waiting(self) -> None:
+        if self.executor.compiled:
+            self.executor.wait_by(spinning=False)
 
     def close(self) -> float:
         started = time.monotonic()
@@ -189,7 +190,7 @@ def test_the_fall_back_says_why() -> None:
 def test_who_waits_leaves_the_cores_to_others(make: Any) -> None:
     owner, layout = make(1, 1)
     worker = layout[0]["worker-0-0"]
-    ray.get(owner.wait_by.remote(False), timeout=WAIT_S)  # whatever the cores of this machine
+    ray.get(owner.sleep_while_waiting.remote(), timeout=WAIT_S)  # whatever the cores of this machine
     run(owner, Request("add"))
 
     def cpu() -> list[float]:
