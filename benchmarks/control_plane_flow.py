@@ -192,13 +192,15 @@ class StubEngine:
 
 
 @contextmanager
-def stubbed(group: type[StubPolicyGroup] = StubPolicyGroup, collector: type[StubCollector] = StubCollector) -> Iterator[None]:
+def stubbed(
+    group: type[StubPolicyGroup] = StubPolicyGroup, collector: type[StubCollector] = StubCollector, engine: type[StubEngine] = StubEngine
+) -> Iterator[None]:
     """Runs that are launched inside have these actors."""
     with ExitStack() as stack:
         for name, stub in (
             ("Collector", collector),
             ("PolicyGroup", group),
-            ("engine_actor_class", lambda: ray.remote(StubEngine)),
+            ("engine_actor_class", lambda: ray.remote(engine)),
         ):
             stack.enter_context(patch.object(tasks.launch, name, stub))
         yield

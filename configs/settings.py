@@ -22,6 +22,9 @@ OFFLINE: Mapping[str, str] = {
 RUNTIME: Mapping[str, str] = {
     # Beyond this many log files Ray's monitor reads them in turns, and a dead worker's last lines are dropped with its file.
     "RAY_LOG_MONITOR_MAX_OPEN_FILES": "800",
+    # Else it looks for new files ten times a second, not twice, and its agent counts every process every 5 s: a laptop has two cores.
+    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "1",
+    "REPORTER_UPDATE_INTERVAL_MS": "30000",
     # Ray's 15 would let Prefect's server and the flow, which run beside the workers, take the cores from them. `nice make run` lowers all.
     "RAY_worker_niceness": "0",
     # A stage's thread that asks Ray for something after the run has shut it down: an error at once, and no search for another cluster.

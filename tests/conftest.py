@@ -16,6 +16,15 @@ settings.set_for_process(PREFECT_API_URL="")  # else the prefect.toml of a `make
 
 import ray  # noqa: E402  (after the settings: they are read at import)
 
+import benchmarks  # noqa: E402
+import tests  # noqa: E402
+
+# An actor of a test's class would else import the test's module, and with it pytest, Prefect and whatever the test is about.
+for package in (tests, benchmarks):
+    ray.cloudpickle.register_pickle_by_value(package)
+# Ray would start sixteen workers at once, which no actor takes: theirs have another environment.
+settings.set_for_process(RAY_enable_worker_prestart="0", RAY_prestart_worker_first_driver="0")
+
 ROOT = Path(__file__).parent.parent
 SHARED = ("deployed", "twins", "engine", "results")  # fixtures of the session that take long
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +22,10 @@ import flows.grpo_session
 import flows.grpo_step
 import flows.sft_session
 import flows.step
+import tasks.launch
+from actors.data_plane import transfer_queue as queue
 from actors.waiting import find, wait
+from configs.run import DataPlaneConfig
 from flows.grpo import grpo
 from flows.service.parts import Record
 from flows.service.server import prefect_server
@@ -114,13 +119,30 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def run_recorded(server: str, ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+def shared_queue(ray_session: None) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """Runs inside its block use one data plane, one after the other: each step clears its keys. Starting one for each costs ten seconds."""
+    address = queue.start("e2e-data-plane", DataPlaneConfig())
+
+    @contextmanager
+    def use() -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tasks.launch, "queue", SimpleNamespace(start=lambda *_: address, stop=lambda _: None))
+            yield
+
+    yield use
+    queue.stop(address)
+
+
+@pytest.fixture(scope="session")
+def run_recorded(
+    server: str, shared_queue: Callable[[], AbstractContextManager[None]], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Run]:
     """Runs a flow on a recipe with overrides, in this process."""
 
     def run(flow: Flow[Any, Any], recipe: str, *overrides: str) -> Run:
         output = tmp_path_factory.mktemp("runs")
         crossings: list[Crossing] = []
-        with pytest.MonkeyPatch.context() as patch:
+        with shared_queue(), pytest.MonkeyPatch.context() as patch:
             for module in (flows.grpo_session, flows.grpo_step, flows.sft_session, flows.step):
                 for name, value in vars(module).copy().items():
                     if isinstance(value, Task):

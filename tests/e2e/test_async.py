@@ -1,4 +1,4 @@
-"""Asynchronous GRPO: a short run of the flow, and the actors without Prefect when an engine, and then the environment, is killed."""
+"""Asynchronous GRPO: a run of the flow with hostile rewards; and actors without Prefect, of which an engine and the environment die."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 import torch
@@ -25,6 +26,9 @@ from actors.waiting import ActorGoneError
 from configs.loader import load
 from flows.grpo import grpo
 from tasks.launch import launch, stop
+from tasks.reporting.jsonl import read_lines
+from tasks.reporting.metrics import by_step, read
+from tasks.reporting.samples import read_samples
 from tests.e2e.conftest import SHORT, Run, call
 from tests.patience import WAIT_S
 
@@ -32,17 +36,26 @@ pytestmark = pytest.mark.slow
 NAMESPACE = "grpo-e2e-async"
 
 
+REWARDS = (
+    "[{kind: reasoning_gym}, {kind: python, name: careless, weight: 0.001, timeout_s: 0.5, import_path: 'tests.e2e.careless:reward'}, "
+    "{kind: length, weight: 0.1, cache_tokens: 2}]"
+)
+HOSTILE = [f"rewards={REWARDS}", "scoring.on_timed_out=drop_sample", "scoring.on_failed=drop_group", "scoring.tolerance=1"]
+
+
 @pytest.fixture(scope="module")
 def finished(run_recorded: Callable[..., Run]) -> Run:
-    """A run whose responses are long enough for updates to come in between."""
+    """A run whose responses are long enough for updates to come in between, and whose rewards hang, die and raise."""
     changes = [
         "steps=6",
         "validate_every=6",
         "rollout.max_new_tokens=40",
         "rollout.dynamic_sampling=true",
         "asynchronous.max_trajectory_age_steps=2",
+        "environment.on_too_long=drop",
+        "validation.confidence=0.9",
     ]
-    return run_recorded(grpo, "arithmetic-cpu-async", *SHORT, *changes)
+    return run_recorded(grpo, "arithmetic-cpu-async", *SHORT, *HOSTILE, *changes)
 
 
 def test_every_step_trains_groups_that_are_young_enough(finished: Run) -> None:
@@ -83,6 +96,44 @@ def test_the_task_of_generation_stays_open_and_says_how_it_stands(finished: Run)
     assert "groups/s" in progress[0].description
     assert "staleness" in progress[0].description
     assert all(crossing.tensors == 0 for crossing in finished.crossings)
+
+
+def test_rewards_that_hang_die_and_raise_are_counted_and_their_groups_replaced(finished: Run) -> None:
+    rows = by_step(read(finished.directory / "metrics.jsonl"))
+    assert finished.summary["status"] == "completed"
+    steps = [row for row in rows if row["step"] > 0]
+    assert [row["groups/trained"] for row in steps] == [4] * 6
+    assert max(row.get("replay/failed", 0) for row in rows) > 0
+    for row in steps:
+        for label in ("reasoning_gym", "careless", "length"):
+            assert {f"rewards/{label}/{name}" for name in ("timed_out", "failed", "no_opinion")} <= set(row)
+        assert row["scoring/dropped"] >= row["scoring/timed_out"] + row["scoring/failed"] - 1e-9
+    assert sum(row["rewards/careless/timed_out"] for row in steps) > 0
+    assert sum(row["rewards/careless/failed"] for row in steps) > 0
+    assert all(row["rewards/reasoning_gym/timed_out"] == row["rewards/length/failed"] == 0 for row in steps)
+    assert rows[0]["accuracy/validation/low"] <= rows[0]["accuracy/validation"] <= rows[0]["accuracy/validation/high"]
+    assert finished.summary["timed_out"] > 0
+
+
+def test_a_person_sees_which_and_why(finished: Run) -> None:
+    slowest = read_lines(finished.directory / "slowest.jsonl")
+    assert {"timed_out", "failed"} <= {line["outcome"] for line in slowest}
+    assert {line["label"] for line in slowest if line["outcome"] == "timed_out"} == {"careless"}
+    assert any("no value within 0.5 s" in line["error"] for line in slowest)
+    assert any("its process ended" in line["error"] for line in slowest) or any(
+        "ValueError: <b>no</b>" in line["error"] for line in slowest
+    )
+    report = (finished.directory / "report.html").read_text()
+    assert "careless" in report
+    assert "<b>no</b>" not in report
+    samples = read_samples(finished.directory / "samples.jsonl")
+    assert {sample["outcome"] for sample in samples} >= {"scored"}
+    assert json.loads((finished.directory / "summary.json").read_text())["sets"]["validation"]["gain"]
+
+
+def test_no_scoring_process_is_left(finished: Run) -> None:
+    ours = psutil.Process().children(recursive=True)
+    assert [process.pid for process in ours if "actors.environments.scoring.zygote" in " ".join(process.cmdline())] == []
 
 
 @pytest.fixture(scope="module")

@@ -5,19 +5,23 @@ The flow, its tasks and the policy group are real; collector, workers and engine
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
 from actors.data_plane.interface import DataPlaneGoneError
+from actors.generation.types import WeightUpdate
 from actors.policy.executors import Request
-from benchmarks.control_plane_flow import StubCollector, StubPolicyGroup, StubWorker, stubbed
+from benchmarks.control_plane_flow import StubCollector, StubEngine, StubPolicyGroup, StubWorker, stubbed
 from flows.grpo import grpo
 from tasks.reporting.metrics import by_step, read
 from tasks.reporting.summary import Summary
@@ -60,6 +64,15 @@ class UnluckyGroup(StubPolicyGroup):
     worker = UnluckyWorker
 
 
+class MortalEngine(StubEngine):
+    """Dies when it gets the second version of the weights."""
+
+    def update_weights(self, weights: Any, version: int, *options: Any) -> WeightUpdate:
+        if version == 2:
+            os._exit(1)
+        return super().update_weights(weights, version, *options)
+
+
 class EmptyCollector(StubCollector):
     """Has no prompt for the second step."""
 
@@ -81,11 +94,12 @@ def run_with(actors: dict[str, Any], output: Path) -> None:
 
 
 @pytest.fixture
-def run(server: str, ray_session: None, tmp_path: Path) -> Callable[..., str]:
+def run(server: str, shared_queue: Callable[[], AbstractContextManager[None]], tmp_path: Path) -> Callable[..., str]:
     """Runs the flow over actors, to its end; returns its flow run's id."""
 
     def go(**actors: Any) -> str:
-        state = run_with(actors, tmp_path, return_state=True)
+        with shared_queue():
+            state = run_with(actors, tmp_path, return_state=True)
         return str(state.state_details.flow_run_id)
 
     return go
@@ -118,6 +132,17 @@ def test_a_stage_that_fails_leaves_the_next_ones_unbegun(run: Callable[..., str]
     }  # fmt: skip
     assert "train of step 2 was not begun" in found["train-2"][1]
     assert "rollout-3" not in found
+
+
+def test_a_dead_engine_ends_the_run_with_its_name(run: Callable[..., str], tmp_path: Path) -> None:
+    flow_run_id = run(engine=MortalEngine)
+    summary = Summary.read(tmp_path / "latest" / "summary.json")
+    assert (summary.status, summary.steps) == ("failed", 1)
+    assert "EngineDiedError: engine-0" in str(summary.error)
+    assert "engine-0" in (tmp_path / "latest" / "report.html").read_text()
+    assert summary.seconds < 60
+    assert states(flow_run_id, {"train-2", "refit-2"})["refit-2"][0] == "Failed"
+    assert not [actor for actor in ray.util.list_named_actors(all_namespaces=True) if actor["namespace"] == f"grpo-{flow_run_id}"]
 
 
 def test_samples_that_will_not_come_end_the_run_with_their_reason(run: Callable[..., str], tmp_path: Path) -> None:

@@ -194,4 +194,8 @@ def test_a_synchronous_step_is_drawn_submitted_and_served_as_one(rig: Callable[.
 def test_ahead_a_dropped_group_is_replaced(rig: Callable[..., Rig]) -> None:
     here = rig(Pool(seed=3), AsyncConfig(stall_timeout_s=60), ahead=True, dropped=("1",))
     assert "1" not in here.claim().uids
+    deadline = time.monotonic() + WAIT_S  # group 1 may be scored after the three that the claim took
+    while "replay/failed" not in here.call("metrics"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     assert here.call("metrics")["replay/failed"] == 1
