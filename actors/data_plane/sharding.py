@@ -15,17 +15,17 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple
-
-from pydantic import BaseModel, ConfigDict
 
 from actors.data_plane.meta import KVBatchMeta
 from actors.data_plane.packing import Bins, balanced, best_fit_decreasing, deal, even_runs, first_fit_decreasing, runs_within, split_to
 from configs.batching import BatchingConfig
 
 
-class MicroBatchPlan(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class MicroBatchPlan:
     """One forward pass.
 
     Attributes:
@@ -36,8 +36,6 @@ class MicroBatchPlan(BaseModel):
         longest: tokens to which per-sequence columns [sequences, longest] are padded, a token bucket where there are some; T unless packed.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     rows: tuple[int, ...]
     shape: tuple[int, int]
     starts: tuple[int, ...] = ()
@@ -45,7 +43,8 @@ class MicroBatchPlan(BaseModel):
     longest: int
 
 
-class ShardPlan(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class ShardPlan:
     """What one data-parallel rank computes in one call. Workers follow it and never repack.
 
     Attributes:
@@ -57,8 +56,6 @@ class ShardPlan(BaseModel):
         global_sequences: samples in the whole batch: the denominator of sequence_mean. Neither counts rows with the tag `dropped`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     meta: KVBatchMeta
     rows: tuple[int, ...]
     micro_batches: tuple[MicroBatchPlan, ...]
@@ -67,7 +64,8 @@ class ShardPlan(BaseModel):
     global_sequences: int
 
 
-class BatchPlan(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan:
     """All ranks' plans.
 
     Attributes:
@@ -75,8 +73,6 @@ class BatchPlan(BaseModel):
         token_efficiency: tokens of sequences / tokens that go through the model.
         token_imbalance: most tokens on a rank / mean tokens of a rank - 1.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     shards: tuple[ShardPlan, ...]
     token_efficiency: float

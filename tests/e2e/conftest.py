@@ -120,7 +120,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def shared_queue(ray_session: None) -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """Runs inside its block use one data plane, one after the other: each step clears its keys. Starting one for each costs ten seconds."""
+    """Runs of one recipe inside its block use one data plane, one after the other: each step clears its keys. A start takes ten seconds."""
     address = queue.start("e2e-data-plane", DataPlaneConfig())
 
     @contextmanager
@@ -134,15 +134,13 @@ def shared_queue(ray_session: None) -> Iterator[Callable[[], AbstractContextMana
 
 
 @pytest.fixture(scope="session")
-def run_recorded(
-    server: str, shared_queue: Callable[[], AbstractContextManager[None]], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Run]:
+def run_recorded(server: str, ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     """Runs a flow on a recipe with overrides, in this process."""
 
     def run(flow: Flow[Any, Any], recipe: str, *overrides: str) -> Run:
         output = tmp_path_factory.mktemp("runs")
         crossings: list[Crossing] = []
-        with shared_queue(), pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch:
             for module in (flows.grpo_session, flows.grpo_step, flows.sft_session, flows.step):
                 for name, value in vars(module).copy().items():
                     if isinstance(value, Task):
@@ -155,9 +153,14 @@ def run_recorded(
 
 
 @pytest.fixture(scope="session")
-def run_flow(run_recorded: Callable[..., Run]) -> Callable[..., Run]:
+def run_flow(run_recorded: Callable[..., Run], shared_queue: Callable[[], AbstractContextManager[None]]) -> Callable[..., Run]:
     """Runs GRPO on the short recipe with more overrides."""
-    return lambda *overrides: run_recorded(grpo, "arithmetic-cpu", *SHORT, *overrides)
+
+    def run(*overrides: str) -> Run:
+        with shared_queue():
+            return run_recorded(grpo, "arithmetic-cpu", *SHORT, *overrides)
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -73,6 +73,7 @@ class Stub:
             print(line, flush=True)
 
     def die(self, line: str) -> None:
+        logging.basicConfig(format="%(levelname)s %(message)s")
         logging.getLogger("dying").error(line)
         import os
 
