@@ -5,20 +5,21 @@
     packed              input_ids [1, T]  aaaaabbb.cc...  per-token columns [S, L]  aaaaa
                                                                                     bbb..
                                                                                     cc...
-Masks, log-probability columns and everything that the loss computes lie per sequence, [S, L], in both: the model's output for
-a packed row is gathered there (`MicroBatch.per_sequence`), so losses and write-back know no layouts.
+Masks, columns and everything that the loss computes are per sequence, [S, L], in both layouts: the model's output for a packed row is
+gathered there (`MicroBatch.per_sequence`), so losses and write-back know no layouts.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from actors.data_plane.sharding import MicroBatchPlan, ShardPlan
 
-_TOKEN_FIELDS = frozenset({"generation_logprobs", "policy_logprobs", "reference_logprobs"})
+BASE = ("input_ids", "token_mask", "sample_mask")  # columns that every stage reads
 
 Columns = Mapping[str, Sequence[torch.Tensor]]
 
@@ -30,13 +31,13 @@ class MicroBatch:
     Attributes:
         input_ids, position_ids: [B, T] int64. Positions restart at each sequence.
         token_mask: [S, L] bool. sample_mask: [S] float32.
+        totals: [2] float32, response tokens and samples of the whole batch: denominators of losses. A tensor, so that a captured graph
+            reads those of each batch.
         rows: numbers of the real sequences in the plan's meta; empty: padding only. lengths: their tokens.
-        totals: [2] float32, response tokens and samples of the whole batch: denominators of losses. A tensor, for a captured graph reads
-            those of each batch.
         boundaries: packed: [n + 1] int32, where each of n slots of the row begins, then T: a slot per sequence, then the rest of the row
             in slots of its own; n = S + ceil(T / L) - 1 always suffices, as none is longer than L. padded: None.
         index: packed: [S, L] int64, the position in the row of each token that has a log-probability, else 0; padded: None.
-        advantages: [S] float32 or None. The three log-probability columns: [S, L] float32 or None.
+        columns: [S, L] float32 each, by name: what an objective reads, and the weight columns of its loss.
     """
 
     input_ids: torch.Tensor
@@ -48,10 +49,27 @@ class MicroBatch:
     lengths: tuple[int, ...]
     boundaries: torch.Tensor | None = None
     index: torch.Tensor | None = None
-    advantages: torch.Tensor | None = None
-    generation_logprobs: torch.Tensor | None = None
-    policy_logprobs: torch.Tensor | None = None
-    reference_logprobs: torch.Tensor | None = None
+    columns: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def counted(self) -> torch.Tensor:
+        """[S, L] float32: 1 on the tokens that losses and metrics count."""
+        return self.token_mask * self.sample_mask[:, None]
+
+    def with_columns(self, columns: Mapping[str, torch.Tensor]) -> MicroBatch:
+        """With further columns; those that it has are replaced."""
+        return dataclasses.replace(self, columns={**self.columns, **columns})
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Every tensor of it, by name."""
+        found = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)} | self.columns
+
+    def clone(self) -> MicroBatch:
+        """A copy with tensors of its own, and no rows."""
+        cloned = {name: tensor.clone() for name, tensor in self.tensors().items()}
+        columns = {name: cloned.pop(name) for name in self.columns}
+        return dataclasses.replace(self, rows=(), lengths=(), columns=columns, **cloned)
 
     def per_sequence(self, values: torch.Tensor) -> torch.Tensor:
         """[n, B, T], aligned with `input_ids` and 0 at t = 0 -> [n, S, L]: 0 at each sequence's first token and past its last."""
@@ -71,7 +89,8 @@ def build(columns: Columns, plan: ShardPlan, device: torch.device) -> list[Micro
     """The plan's micro-batches.
 
     Args:
-        columns: by name, one CPU tensor per row of the plan's meta; input_ids, token_mask and sample_mask at least.
+        columns: by name, one CPU tensor per row of the plan's meta, those of `BASE` at least. The others have a value per token, or one
+            for the row, which all its tokens get.
 
     Raises:
         ValueError: rows whose lengths are not those that the plan was made for, or differ between columns.
@@ -81,11 +100,11 @@ def build(columns: Columns, plan: ShardPlan, device: torch.device) -> list[Micro
 
 
 def _micro_batch(columns: Columns, part: MicroBatchPlan, packed: bool, totals: torch.Tensor, device: torch.device) -> MicroBatch:
-    # A few tensor operations per column, whatever the number of rows: a GPU waits meanwhile.
+    # A few tensor operations per column, however many rows there are: a GPU waits meanwhile.
     rows, longest = part.rows, part.longest
     lengths = tuple(len(columns["input_ids"][row]) for row in rows)
     counts = torch.tensor(lengths, dtype=torch.int64)
-    within = torch.arange(sum(lengths)) - _each(counts.cumsum(0) - counts, counts)  # of every token, its place in its sequence
+    within = torch.arange(sum(lengths)) - _each(counts.cumsum(0) - counts, counts)  # the position of every token in its sequence
     places = _each(torch.arange(len(rows)) * longest, counts) + within  # and in [S * L]
 
     def joined(name: str) -> torch.Tensor:
@@ -98,30 +117,30 @@ def _micro_batch(columns: Columns, part: MicroBatchPlan, packed: bool, totals: t
         return torch.cat(values) if values else torch.empty(0)
 
     def tokens(name: str, dtype: torch.dtype) -> torch.Tensor:
+        per_row = bool(rows) and columns[name][rows[0]].dim() == 0
         out = torch.zeros(part.sequences * longest, dtype=dtype)
-        out[places] = joined(name).to(dtype)
+        out[places] = (_each(stacked(name), counts) if per_row else joined(name)).to(dtype)
         return _to(out.view(part.sequences, longest), device)
 
-    def scalars(name: str) -> torch.Tensor:
-        out = torch.zeros(part.sequences)
-        if rows:
-            out[: len(rows)] = torch.stack([columns[name][row] for row in rows])
-        return _to(out, device)
+    def stacked(name: str) -> torch.Tensor:
+        return torch.stack([columns[name][row] for row in rows])
 
     if packed:
         layout = {name: _to(tensor, device) for name, tensor in _row(joined, part, lengths, counts, within, places).items()}
     else:
         size, length = part.shape
         layout = {"input_ids": tokens("input_ids", torch.int64), "position_ids": torch.arange(length, device=device).expand(size, length)}
+    sample_mask = torch.zeros(part.sequences)
+    if rows:
+        sample_mask[: len(rows)] = stacked("sample_mask")
     return MicroBatch(
         **layout,
         token_mask=tokens("token_mask", torch.bool),
-        sample_mask=scalars("sample_mask"),
+        sample_mask=_to(sample_mask, device),
         totals=totals,
         rows=rows,
         lengths=lengths,
-        advantages=scalars("advantages") if "advantages" in columns else None,
-        **{name: tokens(name, torch.float32) for name in _TOKEN_FIELDS & set(columns)},
+        columns={name: tokens(name, torch.float32) for name in columns if name not in BASE},
     )
 
 

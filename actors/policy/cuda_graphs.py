@@ -100,8 +100,9 @@ class GraphCache:
         if self._device.type == "cpu":
             self._counts["eager"] += 1
             return call(batch)
-        tensors = _tensors(batch)
-        entry = self._graphs.setdefault((stage, tuple((name, t.shape, t.dtype) for name, t in tensors.items())), _Graph())
+        tensors = batch.tensors()
+        shape = frozenset((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items())
+        entry = self._graphs.setdefault((stage, shape), _Graph())
         with capture_stream(self._device):
             if entry.eager_runs < self._warmup_steps:
                 entry.eager_runs += 1
@@ -109,8 +110,8 @@ class GraphCache:
                 return call(batch)
             if entry.graph is None:
                 self._capture(entry, stage, batch, call)
-            assert entry.graph is not None
-            for name, tensor in _tensors(entry.inputs).items():
+            assert entry.graph is not None and entry.inputs is not None  # noqa: PT018
+            for name, tensor in entry.inputs.tensors().items():
                 tensor.copy_(tensors[name])
             entry.graph.replay()
             self._counts["replays"] += 1
@@ -131,7 +132,7 @@ class GraphCache:
         from megatron.core.full_cuda_graph import get_shared_capture_stream
         from megatron.core.tensor_parallel.random import get_all_rng_states
 
-        inputs = dataclasses.replace(batch, rows=(), lengths=(), **{name: tensor.clone() for name, tensor in _tensors(batch).items()})
+        inputs = batch.clone()
         graph = torch.cuda.CUDAGraph()
         for state in get_all_rng_states().values():
             graph.register_generator_state(state)
@@ -148,9 +149,3 @@ class GraphCache:
             ) from error
         entry.graph, entry.inputs, entry.outputs = graph, inputs, outputs
         self._counts["captures"] += 1
-
-
-def _tensors(batch: MicroBatch | None) -> dict[str, torch.Tensor]:
-    assert batch is not None
-    found = ((field.name, getattr(batch, field.name)) for field in dataclasses.fields(batch))
-    return {name: value for name, value in found if isinstance(value, torch.Tensor)}

@@ -30,7 +30,7 @@ from actors.models.flops import training_flops
 from actors.policy.executors import Request, build_executor
 from actors.policy.turns import Turn, Turns
 from actors.policy.warm_up import warm_up
-from actors.policy.worker_actor import Objective, PolicyWorkerActor, free_port
+from actors.policy.worker_actor import PolicyWorkerActor, free_port
 from actors.refit.direct import Sender
 from actors.waiting import wait_all
 from configs.deadlines import Deadlines
@@ -108,8 +108,11 @@ class PolicyGroup:
             f"warm-up: {seconds}"
         )
 
-    def train(self, meta: KVBatchMeta, objective: Objective, turn: Turn | None = None) -> dict[str, float]:
-        """`updates_per_step` optimizer steps (one for sft) over the batch.
+    def train(self, meta: KVBatchMeta, objective: str, turn: Turn | None = None) -> dict[str, float]:
+        """Optimizer steps over the batch.
+
+        Args:
+            objective: policy.loss.objective, of rollouts: `updates_per_step` steps, and a new weight version. Or "sft": one step.
 
         Returns:
             Means over them (maxima of `/max` and `gpu_memory/`, sums of `cuda_graph/`), padding_waste (the part of the computed tokens
@@ -118,14 +121,14 @@ class PolicyGroup:
         Raises:
             ValueError: a batch that does not divide. ActorGoneError, ActorTimeoutError: a worker is lost. WithdrawnError: not begun.
         """
-        updates = self._config.updates_per_step if objective == "grpo" else 1
+        of_rollouts = objective == self._config.loss.objective
+        updates = self._config.updates_per_step if of_rollouts else 1
         size = len(meta) // updates
         plans = [self._plan(meta.slice(update * size, (update + 1) * size) if updates > 1 else meta) for update in range(updates)]
         with self._in_turn(turn):
             started = time.monotonic()
             history = self._train(plans, objective)
-            if objective == "grpo":
-                self._version += 1
+            self._version += of_rollouts
             seconds = time.monotonic() - started
         metrics = {name: _over_updates(name, [h[name] for h in history]) for name in history[0]}
         flops = training_flops(self._model_path, meta.sequence_lengths)
@@ -162,7 +165,7 @@ class PolicyGroup:
     @_one_at_a_time
     def reset_optimizer(self, optimizer: OptimizerConfig) -> None:
         """Fresh moments and schedule."""
-        self._on_all("reset_optimizer", optimizer)
+        self._on_all("call", "reset_optimizer", optimizer)
 
     def data_plane_usage(self) -> dict[str, OperationUsage]:
         """What the workers' data-plane clients did so far, together."""
@@ -223,7 +226,7 @@ class PolicyGroup:
             sequence_align=parallel.sequence_multiple,
         )
 
-    def _train(self, plans: list[BatchPlan], objective: Objective) -> list[dict[str, float]]:
+    def _train(self, plans: list[BatchPlan], objective: str) -> list[dict[str, float]]:
         replicas = zip(*(plan.shards for plan in plans), strict=True)
         requests = [Request("train_steps", (shards, objective)) for shards in replicas]
         updates = zip(*self._execute(requests, stages=len(plans)), strict=True)

@@ -94,8 +94,7 @@ def test_weights_that_move_are_captured_anew(tmp_path: Path) -> None:
 
         def logprobs() -> tuple[dict[str, float], list[torch.Tensor]]:
             policy.logprob(plan, "policy_logprobs")
-            assert policy._graphs is not None
-            return policy._graphs.counts(), plane.get(meta.with_fields("policy_logprobs"), ["policy_logprobs"])["policy_logprobs"]
+            return policy._passes.counts(), plane.get(meta.with_fields("policy_logprobs"), ["policy_logprobs"])["policy_logprobs"]
 
         logprobs()
         before, old = logprobs()

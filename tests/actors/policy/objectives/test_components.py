@@ -1,4 +1,4 @@
-"""The objectives against a token-by-token reference, and how they split."""
+"""The losses against a token-by-token reference, and how they split."""
 
 import math
 from typing import Any
@@ -7,19 +7,17 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from actors.policy.loss import (
-    CORRECTION_SUMS,
-    correction_metrics,
-    grpo_loss,
-    importance_weights,
-    logprob_error,
-    sequence_mask,
-    sft_loss,
-)
-from configs.policy import LossConfig
+from actors.policy.batch import MicroBatch
+from actors.policy.objectives.grpo import Grpo
+from actors.policy.objectives.importance import CORRECTION_SUMS, correction_metrics, importance_weights, sequence_mask
+from actors.policy.objectives.sft import Sft
+from configs.policy import LossConfig, PolicyConfig
 from tests.actors.policy import reference
+from tests.actors.policy.objectives.batches import loss_of, micro_batch
 
 ROWS, LENGTH = 7, 11
+COLUMNS = {"policy_logprobs": "old_logprobs", "reference_logprobs": "reference_logprobs", "generation_logprobs": "generation_logprobs"}
+ALWAYS = {"loss", "tokens", "entropy", "clipped", "ratio", "logprob_error"}
 
 
 def draw(seed: int = 0) -> dict[str, Any]:
@@ -33,12 +31,22 @@ def draw(seed: int = 0) -> dict[str, Any]:
         "token_mask": mask,
         "sample_mask": torch.tensor([1.0, 1, 0, 1, 1, 1, 1]),
         "reference_logprobs": -torch.rand(ROWS, LENGTH),
+        "generation_logprobs": -torch.rand(ROWS, LENGTH),
     }
 
 
+def batch_of(data: dict[str, Any], rows: slice = slice(None)) -> MicroBatch:
+    columns = {name: data[ours][rows] for name, ours in COLUMNS.items() if data[ours] is not None}
+    columns["advantages"] = data["advantages"][rows, None].expand(-1, LENGTH)
+    return micro_batch(data["token_mask"][rows], data["sample_mask"][rows], columns, tokens=int(data["token_mask"].sum()), sequences=ROWS)
+
+
+def grpo(data: dict[str, Any], config: LossConfig) -> Grpo:
+    return Grpo(PolicyConfig(loss=config, recompute_logprobs="auto" if data["old_logprobs"] is None else "always"))
+
+
 def ours(data: dict[str, Any], config: LossConfig, rows: slice = slice(None)) -> Any:
-    part = {name: None if value is None else value[rows] for name, value in data.items()}
-    return grpo_loss(**part, config=config, global_tokens=int(data["token_mask"].sum()), global_sequences=ROWS)
+    return loss_of(grpo(data, config), batch_of(data, rows), data["logprobs"][rows])
 
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.3])
@@ -73,7 +81,7 @@ def test_splitting_the_batch_changes_nothing(aggregation: Any) -> None:
 
 def test_metrics_are_sums_over_counted_tokens() -> None:
     data = draw(2)
-    config = LossConfig(clip_low=0.05, clip_high=0.1)
+    config = LossConfig(clip_low=0.05, clip_high=0.1, kl_coef=0.5)
     _, sums, largest = ours(data, config)
     counted = (data["token_mask"] * data["sample_mask"][:, None]).bool()
     ratio = (data["logprobs"] - data["old_logprobs"]).exp()
@@ -105,9 +113,17 @@ def test_what_stands_at_masked_positions_does_not_matter() -> None:
     assert torch.isfinite(torch.autograd.grad(other, wild["logprobs"])[0]).all()
 
 
-def test_kl_needs_a_reference() -> None:
-    with pytest.raises(ValueError, match="reference_logprobs are needed"):
-        ours(draw() | {"reference_logprobs": None}, LossConfig(kl_coef=0.1))
+@pytest.mark.parametrize(
+    ("options", "columns"),
+    [
+        ({}, set()),
+        ({"loss": {"kl_coef": 0.1}}, {"reference_logprobs"}),
+        ({"recompute_logprobs": "always"}, {"policy_logprobs"}),
+        ({"updates_per_step": 2, "loss": {"kl_coef": 0.1}}, {"policy_logprobs", "reference_logprobs"}),
+    ],
+)
+def test_grpo_reads_what_its_loss_needs(options: dict[str, Any], columns: set[str]) -> None:
+    assert set(Grpo(PolicyConfig(**options)).columns) == {"advantages", "generation_logprobs"} | columns
 
 
 # ---- correction for the generating engine ----
@@ -186,7 +202,7 @@ def test_corrections_equal_the_reference_with_their_gradient(config: LossConfig,
     torch.testing.assert_close(loss, expected)
     gradients = [torch.autograd.grad(value, data["logprobs"])[0] for value in (loss, expected)]
     torch.testing.assert_close(*gradients)
-    assert {name: float(value) for name, value in sums.items() if name not in ("kl", "clipped", "ratio")} == pytest.approx(counts, rel=1e-4)
+    assert {name: float(sums[name]) for name in sums.keys() - ALWAYS - {"kl"}} == pytest.approx(counts, rel=1e-4)
 
 
 @pytest.mark.parametrize("config", CORRECTIONS, ids=name)
@@ -204,13 +220,14 @@ def test_corrections_split_over_micro_batches(config: LossConfig) -> None:
 def test_nothing_is_corrected_by_default() -> None:
     data = draw_off_policy(8)
     config = LossConfig(kl_coef=0.2)
-    plain = {name: value for name, value in data.items() if name != "generation_logprobs"}
-    (loss, sums, largest), (expected, counted, most) = ours(data, config), ours(plain, config)
+    agreeing = data | {"generation_logprobs": data["old_logprobs"]}
+    (loss, sums, largest), (expected, counted, most) = ours(data, config), ours(agreeing, config)
     assert torch.equal(loss, expected)
     assert torch.equal(*(torch.autograd.grad(value, data["logprobs"])[0] for value in (loss, expected)))
-    assert sums == counted
-    assert largest == most
-    assert set(sums) == {"kl", "clipped", "ratio"}
+    assert counted.pop("logprob_error") == most.pop("logprob_error") == 0
+    assert counted.items() <= sums.items()
+    assert most.items() <= largest.items()
+    assert set(sums) == ALWAYS | {"kl"}
 
 
 @pytest.mark.parametrize("how", ["token", "sequence"])
@@ -219,8 +236,7 @@ def test_an_engine_that_agrees_changes_nothing(how: Any) -> None:
     data["generation_logprobs"] = torch.where(data["token_mask"], data["old_logprobs"], 123.0)  # and padding may hold anything
     counted = data["token_mask"] * data["sample_mask"][:, None]
     loss, sums, _ = ours(data, LossConfig(importance_sampling=how, max_sequence_logprob_error=1e-6))
-    plain = ours({name: value for name, value in data.items() if name != "generation_logprobs"}, LossConfig())[0]
-    assert torch.equal(loss, plain)
+    assert torch.equal(loss, ours(data, LossConfig())[0])
     units = counted.sum() if how == "token" else data["sample_mask"].sum()
     assert sums["importance/count"] == sums["importance/weight"] == sums["importance/weight_squared"] == units
     assert sums["importance/truncated"] == sums["masked_sequences"] == 0
@@ -272,7 +288,7 @@ def test_what_a_step_reports_of_its_corrections() -> None:
     config = LossConfig(importance_sampling="token", max_sequence_logprob_error=0.6)
     data = draw_off_policy(11)
     _, sums, _ = ours(data, config)
-    assert set(CORRECTION_SUMS) == set(sums) - {"kl", "clipped", "ratio"}
+    assert set(CORRECTION_SUMS) == set(sums) - ALWAYS
     kept = data["token_mask"] * data["sample_mask"][:, None]
     kept = kept * sequence_mask(data["old_logprobs"], data["generation_logprobs"], kept, 0.6)[:, None] > 0
     weights = (data["old_logprobs"] - data["generation_logprobs"]).exp().clamp(max=2.0)[kept]
@@ -288,10 +304,7 @@ def test_what_a_step_reports_of_its_corrections() -> None:
     assert correction_metrics(nothing, LossConfig(importance_sampling="sequence"))["importance/truncated_fraction"] == 0  # all were masked
 
 
-def test_a_correction_needs_the_engines_logprobs() -> None:
-    for config in (LossConfig(importance_sampling="token"), LossConfig(max_sequence_logprob_error=1.0)):
-        with pytest.raises(ValueError, match="generation_logprobs are needed"):
-            ours(draw(), config)
+def test_corrections_that_make_no_sense_are_refused() -> None:
     for wrong in ({"importance_cap": 0.5}, {"importance_cap": math.inf}, {"max_sequence_logprob_error": 0}):
         with pytest.raises(ValidationError):
             LossConfig(**wrong)
@@ -299,14 +312,20 @@ def test_a_correction_needs_the_engines_logprobs() -> None:
 
 def test_sft_loss() -> None:
     data = draw(5)
-    loss, _ = sft_loss(data["logprobs"], data["token_mask"], data["sample_mask"], global_tokens=int(data["token_mask"].sum()))
+    loss, _, _ = loss_of(Sft(PolicyConfig()), batch_of(data), data["logprobs"])
     torch.testing.assert_close(loss, reference.sft(list(data["logprobs"]), data))
 
 
-def test_logprob_error() -> None:
-    logprobs, generation = torch.tensor([[0.0, -1.0, -2.0]]), torch.tensor([[-9.0, -1.5, -2.25]])
-    total, largest = logprob_error(logprobs, generation, torch.tensor([[False, True, True]]))
-    assert (total, largest) == (0.75, 0.5)
+@pytest.mark.parametrize("old", [None, torch.tensor([[0.0, -1.25, -2.0]])])
+def test_logprob_error(old: torch.Tensor | None) -> None:
+    """Of the weights that generated: the old ones, where there are such."""
+    logprobs, mask = torch.tensor([[0.0, -1.0, -2.0]]), torch.tensor([[False, True, True]])
+    columns = {"advantages": torch.ones(1, 3), "generation_logprobs": torch.tensor([[-9.0, -1.5, -2.25]])}
+    if old is not None:
+        columns["policy_logprobs"] = old
+    objective = Grpo(PolicyConfig(recompute_logprobs="auto" if old is None else "always"))
+    _, sums, largest = loss_of(objective, micro_batch(mask, torch.ones(1), columns, tokens=2, sequences=1), logprobs)
+    assert (sums["logprob_error"], largest["logprob_error"]) == ((0.75, 0.5) if old is None else (0.5, 0.25))
 
 
 def test_a_token_that_has_become_improbable_does_not_rule_the_step() -> None:

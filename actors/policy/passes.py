@@ -1,0 +1,147 @@
+"""Passes of one rank over micro-batches: Megatron's schedule, eager or as CUDA graphs.
+
+    micro-batches ──► schedule ──► model ──► last stage: hidden states ──► log-probabilities, entropies ──► loss ──► gradient buffers
+                        └── with policy.cuda_graph one micro-batch at a time: cuda_graphs.py replays what it launched
+
+The last pipeline stage's output is not logits but [2, B, T]: each token's log-probability, and its distribution's entropy. Losses get it
+per sequence, [2, S, L], whatever the layout of the micro-batch (batch.py).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from actors.policy.batch import MicroBatch
+from actors.policy.boundaries import packed_inputs, rows_as_slots, takes_thd
+from actors.policy.context import ContextPart, context_part, whole_rows
+from actors.policy.cuda_graphs import GraphCache, Outputs
+from actors.policy.logprob import VocabShard, label_logprobs, token_logprobs
+from configs.policy import PolicyConfig
+
+# On the last pipeline stage: (micro-batch, [2, S, L]) -> (loss, what the caller gets of it).
+LossFunction = Callable[[MicroBatch, torch.Tensor], tuple[torch.Tensor, Outputs]]
+
+
+class Passes:
+    """Needs Megatron's parallel groups.
+
+    Args:
+        model: a GPTModel in Megatron's DistributedDataParallel.
+        vocabulary: tokens of the tokenizer; the model's may be padded beyond it.
+        temperature: that logits are divided by.
+
+    Attributes:
+        graphs: the captured passes; None without policy.cuda_graph.
+    """
+
+    def __init__(self, model: Any, vocabulary: int, config: PolicyConfig, device: torch.device, temperature: float) -> None:
+        from megatron.core import parallel_state
+
+        self._model, self._vocabulary, self._config, self._temperature = model, vocabulary, config, temperature
+        self._state = parallel_state
+        self._thd = takes_thd(model)
+        graph = config.cuda_graph
+        self.graphs = None if graph.impl == "none" else GraphCache(graph.warmup_steps, device, self._anchors)
+
+    def run(self, stage: str, micro_batches: list[MicroBatch], loss: LossFunction, *, forward_only: bool) -> list[Outputs]:
+        """The passes, and the reduction of their gradients over ranks. Returns what `loss` gave of each micro-batch, on the last stage.
+
+        Args:
+            stage: name of the computation: passes with the same stage and shapes share a CUDA graph.
+        """
+        from megatron.core.distributed import finalize_model_grads
+
+        if self._thd:
+            micro_batches = [rows_as_slots(b, self._config.parallel.sequence_multiple) for b in micro_batches]
+        self._model.train(not forward_only)
+        with torch.set_grad_enabled(not forward_only):
+            if self.graphs is None:
+                outputs = self._schedule(micro_batches, loss, forward_only=forward_only)
+            else:
+                self.graphs.begin()
+                alone = functools.partial(self._schedule_one, loss=loss, forward_only=forward_only)
+                outputs = [self.graphs.run(stage, b, alone) for b in micro_batches]
+        if not forward_only:
+            finalize_model_grads([self._model], None)  # the second would divide by tokens; our losses already are
+        return outputs
+
+    def counts(self) -> dict[str, float]:
+        """`GraphCache.counts`; nothing without graphs."""
+        return {} if self.graphs is None else self.graphs.counts()
+
+    def _schedule_one(self, b: MicroBatch, *, loss: LossFunction, forward_only: bool) -> Outputs:
+        (outputs,) = self._schedule([b], loss, forward_only=forward_only)
+        return outputs
+
+    def _schedule(self, micro_batches: list[MicroBatch], loss: LossFunction, *, forward_only: bool) -> list[Outputs]:
+        """Megatron's schedule. Gradients are summed in the buffers of this rank."""
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+
+        def forward_step(iterator: Any, model: Any) -> tuple[torch.Tensor, Any]:
+            b = next(iterator)
+            split = self._config.parallel.context > 1
+            visible = packed_inputs(b.boundaries, b.input_ids.shape[1], b.token_mask.shape[1], thd=self._thd, split=split)
+            part = context_part(b, self._state.get_context_parallel_group()) if split else None
+            output = model(
+                input_ids=(part or b).input_ids,
+                position_ids=(part or b).position_ids,
+                output_processor=self._token_logprobs,
+                output_processor_context=part,
+                **visible,
+            )
+            return output, functools.partial(after, b)
+
+        def after(b: MicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Outputs]:
+            value, outputs = loss(b, b.per_sequence(output))
+            return value, b.token_mask.sum().int(), outputs  # Megatron adds the second, which is int, over micro-batches
+
+        size, length = micro_batches[0].input_ids.shape  # of all; where they differ, stages exchange shapes and ignore these
+        outputs: list[Outputs] = get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=iter(micro_batches),
+            model=self._model,
+            num_microbatches=len(micro_batches),
+            seq_length=length,
+            micro_batch_size=size,
+            forward_only=forward_only,
+        )
+        return outputs
+
+    def _anchors(self) -> Iterator[torch.Tensor]:
+        for parameter in self._model.parameters():
+            yield parameter
+            yield parameter.main_grad
+
+    def _token_logprobs(
+        self,
+        *,
+        hidden_states: torch.Tensor,
+        output_layer: Any,
+        output_weight: Any,
+        input_ids: torch.Tensor,
+        context: ContextPart | None,
+        **_: Any,
+    ) -> torch.Tensor:
+        """Megatron's `output_processor`: [T, B, H] (of `context`, if given) -> [2, B, T] float32, without the batch's logits in memory."""
+        state = self._state
+        parts = state.get_tensor_model_parallel_world_size()
+        width = output_layer.output_size_per_partition
+        shard = VocabShard(
+            start=state.get_tensor_model_parallel_rank() * width,
+            width=width,
+            total=self._vocabulary,
+            group=state.get_tensor_model_parallel_group() if parts > 1 else None,
+        )
+
+        def project(part: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = output_layer(part, weight=output_weight)[0]
+            return logits
+
+        if context is None:
+            return torch.stack(token_logprobs(hidden_states, project, input_ids, self._temperature, shard))
+        mine = torch.stack(label_logprobs(hidden_states, project, context.labels, self._temperature, shard))
+        return whole_rows(mine, context, state.get_context_parallel_group())
