@@ -23,9 +23,8 @@ import torch
 
 from actors.policy.batch import MicroBatch
 
-Outputs = tuple[torch.Tensor, ...]
-# The pass over one micro-batch. Without host reads: only what happens on the device is replayed.
-Pass = Callable[[MicroBatch], Outputs]
+# The pass over one micro-batch, and what it returns. Without host reads: only what happens on the device is replayed.
+Pass = Callable[[MicroBatch], torch.Tensor]
 
 # Where graphs are captured, TransformerConfig gets the first and model_parallel_cuda_manual_seed the second, never one alone:
 # the model forks the random-number tracker that the seeding made.
@@ -58,7 +57,7 @@ class _Graph:
     eager_runs: int = 0
     graph: torch.cuda.CUDAGraph | None = None
     inputs: MicroBatch | None = None
-    outputs: Outputs = ()
+    output: torch.Tensor | None = None
 
 
 class GraphCache:
@@ -88,7 +87,7 @@ class GraphCache:
             self.clear()
         self._addresses = addresses
 
-    def run(self, stage: str, batch: MicroBatch, call: Pass) -> Outputs:
+    def run(self, stage: str, batch: MicroBatch, call: Pass) -> torch.Tensor:
         """`call(batch)`, eager or replayed. What it returns is the caller's: no later call writes to it.
 
         Args:
@@ -110,12 +109,12 @@ class GraphCache:
                 return call(batch)
             if entry.graph is None:
                 self._capture(entry, stage, batch, call)
-            assert entry.graph is not None and entry.inputs is not None  # noqa: PT018
+            assert entry.graph is not None and entry.inputs is not None and entry.output is not None  # noqa: PT018
             for name, tensor in entry.inputs.tensors().items():
                 tensor.copy_(tensors[name])
             entry.graph.replay()
             self._counts["replays"] += 1
-            return tuple(output.clone() for output in entry.outputs)
+            return entry.output.clone()
 
     def counts(self) -> dict[str, float]:
         """Since the last call, as step metrics: cuda_graph/replays, /captures, /eager (passes without a graph), /dropped (moved)."""
@@ -141,11 +140,11 @@ class GraphCache:
         options = {"pool": self._pool, "stream": get_shared_capture_stream(), "capture_error_mode": "thread_local"}
         try:
             with torch.cuda.graph(graph, **options):
-                outputs = call(inputs)
+                output = call(inputs)
         except RuntimeError as error:
             raise RuntimeError(
                 f"policy.cuda_graph: the {stage} pass over a micro-batch of shape {list(batch.input_ids.shape)} cannot be captured "
                 f"({str(error).splitlines()[0]}): set policy.cuda_graph.impl=none"
             ) from error
-        entry.graph, entry.inputs, entry.outputs = graph, inputs, outputs
+        entry.graph, entry.inputs, entry.output = graph, inputs, output
         self._counts["captures"] += 1

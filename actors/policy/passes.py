@@ -18,12 +18,12 @@ import torch
 from actors.policy.batch import MicroBatch
 from actors.policy.boundaries import packed_inputs, rows_as_slots, takes_thd
 from actors.policy.context import ContextPart, context_part, whole_rows
-from actors.policy.cuda_graphs import GraphCache, Outputs
+from actors.policy.cuda_graphs import GraphCache
 from actors.policy.logprob import VocabShard, label_logprobs, token_logprobs
 from configs.policy import PolicyConfig
 
 # On the last pipeline stage: (micro-batch, [2, S, L]) -> (loss, what the caller gets of it).
-LossFunction = Callable[[MicroBatch, torch.Tensor], tuple[torch.Tensor, Outputs]]
+LossFunction = Callable[[MicroBatch, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 class Passes:
@@ -47,7 +47,7 @@ class Passes:
         graph = config.cuda_graph
         self.graphs = None if graph.impl == "none" else GraphCache(graph.warmup_steps, device, self._anchors)
 
-    def run(self, stage: str, micro_batches: list[MicroBatch], loss: LossFunction, *, forward_only: bool) -> list[Outputs]:
+    def run(self, stage: str, micro_batches: list[MicroBatch], loss: LossFunction, *, forward_only: bool) -> list[torch.Tensor]:
         """The passes, and the reduction of their gradients over ranks. Returns what `loss` gave of each micro-batch, on the last stage.
 
         Args:
@@ -73,11 +73,11 @@ class Passes:
         """`GraphCache.counts`; nothing without graphs."""
         return {} if self.graphs is None else self.graphs.counts()
 
-    def _schedule_one(self, b: MicroBatch, *, loss: LossFunction, forward_only: bool) -> Outputs:
-        (outputs,) = self._schedule([b], loss, forward_only=forward_only)
-        return outputs
+    def _schedule_one(self, b: MicroBatch, *, loss: LossFunction, forward_only: bool) -> torch.Tensor:
+        (output,) = self._schedule([b], loss, forward_only=forward_only)
+        return output
 
-    def _schedule(self, micro_batches: list[MicroBatch], loss: LossFunction, *, forward_only: bool) -> list[Outputs]:
+    def _schedule(self, micro_batches: list[MicroBatch], loss: LossFunction, *, forward_only: bool) -> list[torch.Tensor]:
         """Megatron's schedule. Gradients are summed in the buffers of this rank."""
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
@@ -95,12 +95,12 @@ class Passes:
             )
             return output, functools.partial(after, b)
 
-        def after(b: MicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Outputs]:
-            value, outputs = loss(b, b.per_sequence(output))
-            return value, b.token_mask.sum().int(), outputs  # Megatron adds the second, which is int, over micro-batches
+        def after(b: MicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            value, kept = loss(b, b.per_sequence(output))
+            return value, b.token_mask.sum().int(), kept  # Megatron adds the second, which is int, over micro-batches
 
         size, length = micro_batches[0].input_ids.shape  # of all; where they differ, stages exchange shapes and ignore these
-        outputs: list[Outputs] = get_forward_backward_func()(
+        outputs: list[torch.Tensor] = get_forward_backward_func()(
             forward_step_func=forward_step,
             data_iterator=iter(micro_batches),
             model=self._model,

@@ -23,12 +23,12 @@ from actors.heap import freeze_heap
 from actors.models.hf import check_model_dir, parameter_count, save_model_dir
 from actors.policy import device as devices
 from actors.policy.batch import BASE, MicroBatch, build
-from actors.policy.cuda_graphs import Outputs, capture_stream
+from actors.policy.cuda_graphs import capture_stream
 from actors.policy.fetch import ColumnReader
 from actors.policy.objectives import registry as objectives
 from actors.policy.objectives.base import Objective
 from actors.policy.passes import Passes
-from actors.policy.tallies import reduce_tallies, tally
+from actors.policy.reports import reduce_reports, vector
 from actors.refit.handover import Manifest
 from configs.policy import OptimizerConfig, PolicyConfig
 
@@ -158,7 +158,7 @@ class PolicyWorker:
 
         devices.reset_peak_memory(self._device)
         self._optimizer.zero_grad()
-        totals, largest = self._gradients(plan, objective)
+        totals = self._gradients(plan, objective)
         self._optimizer.prepare_grads()
         norm = self._optimizer.get_grad_norm()
         grad_norm = float(norm)
@@ -166,7 +166,7 @@ class PolicyWorker:
             raise FloatingPointError(f"train ({objective}): loss {totals['loss']}, gradient norm {grad_norm}; no update was made")
         self._scheduler.step(1)
         clip_and_step(self._optimizer, norm)
-        metrics = self._objectives[objective].metrics(totals, largest)
+        metrics = self._objectives[objective].metrics(totals)
         metrics |= {"grad_norm": grad_norm, "lr": float(self._optimizer.param_groups[0]["lr"])}
         return metrics | self._passes.counts() | devices.peak_memory(self._device, "train")
 
@@ -178,7 +178,7 @@ class PolicyWorker:
             MissingColumnsError, DataPlaneError: the token columns were not written, or cannot be read.
         """
         objective = self._objectives[objectives.SUPERVISED]
-        return objective.metrics(*self._totals("evaluate", objective, plan, forward_only=True))
+        return objective.metrics(self._totals("evaluate", objective, plan, forward_only=True))
 
     @_on_device
     def warm_up(self, plan: ShardPlan, objective: str) -> None:
@@ -206,13 +206,13 @@ class PolicyWorker:
         if reference:
             self._swap_reference()
         try:
-            results = self._passes.run("logprob", micro_batches, lambda _, out: (out.sum(), (out[0],)), forward_only=True)
+            results = self._passes.run("logprob", micro_batches, lambda _, out: (out.sum(), out[0]), forward_only=True)
         finally:
             if reference:
                 self._swap_reference()
         if self._writes_back():
             rows: dict[int, torch.Tensor] = {}
-            for micro_batch, (logprobs,) in zip(micro_batches, results, strict=True):
+            for micro_batch, logprobs in zip(micro_batches, results, strict=True):
                 masked = torch.where(micro_batch.token_mask, logprobs, 0.0)
                 rows.update(micro_batch.unpad(masked))
             self._plane.put(plan.meta, {column: [rows[row] for row in range(len(plan.meta))]}, overwrite=True)
@@ -273,22 +273,20 @@ class PolicyWorker:
     def _micro_batches(self, plan: ShardPlan, columns: Sequence[str] = ()) -> list[MicroBatch]:
         return build(self._reader.read(plan.meta, (*BASE, *columns)), plan, self._device)
 
-    def _gradients(self, plan: ShardPlan, objective: str) -> tuple[dict[str, float], dict[str, float]]:
+    def _gradients(self, plan: ShardPlan, objective: str) -> dict[str, float]:
         self._model.zero_grad_buffer()
         return self._totals("train", self._objectives[objective], plan, forward_only=False)
 
-    def _totals(
-        self, stage: str, objective: Objective, plan: ShardPlan, *, forward_only: bool
-    ) -> tuple[dict[str, float], dict[str, float]]:
-        """The objective's passes over the plan's rows. Returns its sums and maxima over the whole batch."""
+    def _totals(self, stage: str, objective: Objective, plan: ShardPlan, *, forward_only: bool) -> dict[str, float]:
+        """The objective's passes over the plan's rows. Returns its report of the whole batch."""
 
-        def loss(b: MicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, Outputs]:
-            value, sums, largest = objective.loss(b, *output)
-            return value, (tally(sums, objective.summed, self._device), tally(largest, objective.largest, self._device))
+        def loss(b: MicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            value, report = objective.loss(b, *output)
+            return value, vector(report, objective.reported, self._device)
 
         micro_batches = [self._weighted(b, objective) for b in self._micro_batches(plan, objective.columns)]
-        tallies = self._passes.run(f"{stage} ({objective.computation})", micro_batches, loss, forward_only=forward_only)
-        return reduce_tallies(tallies, objective.summed, objective.largest, self._device)
+        reports = self._passes.run(f"{stage} ({objective.computation})", micro_batches, loss, forward_only=forward_only)
+        return reduce_reports(reports, objective.reported, self._device)
 
     def _weighted(self, b: MicroBatch, objective: Objective) -> MicroBatch:
         weights = objective.weights(b)

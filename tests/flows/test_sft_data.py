@@ -267,5 +267,5 @@ def test_the_loss_is_on_response_tokens_only(encoder: PromptEncoder) -> None:
         float(logprobs[row, position]) for row, sample in enumerate(drawn) for position in range(len(sample.prompt), len(sample))
     ) / sum(len(sample.response) for sample in drawn)
     b = micro_batch(mask, torch.stack(columns["sample_mask"]), {}, tokens=tokens, sequences=len(drawn))
-    loss, _, _ = loss_of(Sft(PolicyConfig()), b, logprobs)
+    loss, _ = loss_of(Sft(PolicyConfig()), b, logprobs)
     assert float(loss) == pytest.approx(wanted, rel=1e-6)

@@ -9,7 +9,7 @@ from actors.policy.objectives.base import Objective
 
 
 class Sft(Objective):
-    """For demonstrations: the `sft` flow, and the warm start."""
+    """For the `sft` flow and the warm start."""
 
     components = ("cross_entropy",)
 

@@ -26,9 +26,7 @@ def micro_batch(
     )
 
 
-def loss_of(
-    objective: Objective, b: MicroBatch, logprobs: torch.Tensor
-) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+def loss_of(objective: Objective, b: MicroBatch, logprobs: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Its loss over the columns that it reads, and nothing beside them."""
     columns = {name: b.columns[name] for name in objective.columns}
     b = micro_batch(b.token_mask, b.sample_mask, columns, tokens=int(b.totals[0]), sequences=int(b.totals[1]))

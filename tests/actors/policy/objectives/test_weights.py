@@ -28,9 +28,8 @@ def totals(data: dict[str, Any]) -> dict[str, int]:
 
 def run(objective: Objective, b: MicroBatch, logprobs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
     """Loss, gradient, and all that is reported."""
-    loss, sums, largest = objective.loss(b, logprobs, torch.ones_like(logprobs))
-    reported = {name: float(value) for name, value in sums.items()} | {f"{name}/max": float(value) for name, value in largest.items()}
-    return loss.detach(), torch.autograd.grad(loss, logprobs)[0], reported
+    loss, report = objective.loss(b, logprobs, torch.ones_like(logprobs))
+    return loss.detach(), torch.autograd.grad(loss, logprobs)[0], {name: float(value) for name, value in report.items()}
 
 
 def only(objective: Objective, b: MicroBatch) -> MicroBatch:
