@@ -4,9 +4,9 @@
                                   then, once ────────────────────► capture: every launch of the pass, its memory from one pool of all graphs
                                   from then on ──────────────────► copy into the graph's inputs ──► replay ──► copies of its outputs
 
-One graph holds what one micro-batch needs: forward, loss, and backward into the gradient buffers. An iteration replays it for each
-micro-batch, so neither their number nor their order is part of a shape. What a step does once stays outside: zeroing and reducing
-gradients, and the optimizer. Graphs hold addresses of parameters and gradient buffers: when one has moved, all are captured anew.
+One graph holds one micro-batch: forward, loss, and backward into the gradient buffers. Neither the number of micro-batches nor their
+order is part of a shape. What a step does once stays outside: zeroing and reducing gradients, and the optimizer. Graphs hold addresses of
+parameters and gradient buffers: when one has moved, all are captured anew.
 
 Megatron-Core's FullCudaGraphWrapper does this for one shape per process; its capture stream is used here.
 """
@@ -26,8 +26,8 @@ from actors.policy.batch import MicroBatch
 # The pass over one micro-batch, and what it returns. Without host reads: only what happens on the device is replayed.
 Pass = Callable[[MicroBatch], torch.Tensor]
 
-# Where graphs are captured, TransformerConfig gets the first and model_parallel_cuda_manual_seed the second, never one alone:
-# the model forks the random-number tracker that the seeding made.
+# Where graphs are captured, TransformerConfig gets the first and model_parallel_cuda_manual_seed the second. Never one alone: the model
+# forks the random-number tracker that the seeding made.
 MODEL_OPTIONS: dict[str, Any] = {"cuda_graph_impl": "full_iteration", "cuda_graph_modules": [], "use_te_rng_tracker": True}
 SEED_OPTIONS = {"te_rng_tracker": True, "use_cudagraphable_rng": True}
 
@@ -36,10 +36,10 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def capture_stream(device: torch.device) -> Iterator[None]:
-    """Megatron-Core's one stream for captures, ordered after what is queued on the present stream and before what follows.
+    """Megatron-Core's stream for captures, ordered after what is queued on the current stream and before what follows.
 
-    Autograd runs a parameter's gradient node on the stream where the node was made. Parameters whose gradients graphs accumulate need
-    theirs made here: the legacy default stream cannot take part in a capture.
+    Autograd runs a parameter's gradient node on the stream where it was made. Nodes that a graph captures must be made here: the legacy
+    default stream cannot take part in a capture.
     """
     from megatron.core.full_cuda_graph import get_shared_capture_stream
 
@@ -52,7 +52,7 @@ def capture_stream(device: torch.device) -> Iterator[None]:
 
 @dataclasses.dataclass
 class _Graph:
-    """A shape: how often it ran eagerly, and once captured its graph, and the tensors that the graph reads and writes."""
+    """One shape: its eager passes so far; once captured, its graph and the tensors that the graph reads and writes."""
 
     eager_runs: int = 0
     graph: torch.cuda.CUDAGraph | None = None
@@ -78,6 +78,10 @@ class GraphCache:
         if device.type == "cpu":
             _log.warning("policy.cuda_graph: the policy is on a CPU, which has no CUDA graphs: every pass runs eagerly")
 
+    def describe(self) -> str:
+        """A part of the start-up line."""
+        return "CUDA graphs" if self._device.type == "cuda" else "CUDA graphs asked for, but the policy is on a CPU: all passes are eager"
+
     def begin(self) -> None:
         """Before the passes of a call: drop graphs that keep the address of a tensor that has moved since."""
         addresses = tuple(tensor.data_ptr() for tensor in self._anchors())
@@ -88,7 +92,7 @@ class GraphCache:
         self._addresses = addresses
 
     def run(self, stage: str, batch: MicroBatch, call: Pass) -> torch.Tensor:
-        """`call(batch)`, eager or replayed. What it returns is the caller's: no later call writes to it.
+        """`call(batch)`, eager or replayed. No later call writes to the result.
 
         Args:
             stage: which pass it is: calls with the same stage and shapes are the same computation.

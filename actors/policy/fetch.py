@@ -1,18 +1,18 @@
 """How columns reach the workers of one replica: the ranks that share a data-parallel index, and so the rows.
 
     independent            leader_broadcast
-    plane ──► rank 0       plane ──► rank 0, the leader ── descriptor, then one broadcast per column ──► ranks 1 .. n-1
-          ──► rank 1                     └── failed: the descriptor says why, and every rank raises
+    plane ──► rank 0       plane ──► rank 0, the leader ── names and shapes, then one broadcast per column ──► ranks 1 .. n-1
+          ──► rank 1                     └── failed: it broadcasts why, and every rank raises
           ──► ...
 
-The data plane is read once per replica instead of once per rank; the broadcast takes the workers' own links.
+With a leader the data plane is read once per replica instead of once per rank; the broadcast takes the workers' own links.
 """
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -31,18 +31,12 @@ class LeaderFetchError(DataPlaneError):
     """The replica's leader could not read the columns; the message is the leader's. (The leader raises its own error.)"""
 
 
-@dataclass(frozen=True)
-class _Column:
-    """One column on its way: its bytes follow."""
+class _Column(NamedTuple):
+    """A column of which the values follow."""
 
     name: str
     dtype: torch.dtype
-    shapes: tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True)
-class _Failure:
-    message: str
+    shapes: list[torch.Size]
 
 
 class ColumnReader:
@@ -83,10 +77,10 @@ class ColumnReader:
     def _hand_out(self, meta: KVBatchMeta, fields: Sequence[str]) -> Columns:
         try:
             columns = self._plane.get(meta, fields)
-            described = tuple(_Column(name, rows[0].dtype, tuple(tuple(row.shape) for row in rows)) for name, rows in columns.items())
-            buffers = [torch.cat([row.reshape(-1) for row in columns[column.name]]).view(torch.uint8) for column in described]
+            described = [_Column(name, rows[0].dtype, [row.shape for row in rows]) for name, rows in columns.items()]
+            buffers = [torch.cat([row.reshape(-1) for row in rows]).view(torch.uint8) for rows in columns.values()]
         except Exception as error:
-            self._announce(_Failure(f"{type(error).__name__}: {error}"))  # the others wait for a word
+            self._announce(f"{type(error).__name__}: {error}")  # the others wait for a word
             raise
         self._announce(described)
         for buffer in buffers:
@@ -95,21 +89,20 @@ class ColumnReader:
         return columns
 
     def _take(self) -> Columns:
-        said = self._announce(None)
-        if isinstance(said, _Failure):
-            raise LeaderFetchError(f"policy worker {self._leader}, which reads for worker {self._rank}, failed: {said.message}")
+        described = self._announce(None)
+        if isinstance(described, str):
+            raise LeaderFetchError(f"policy worker {self._leader}, which reads for worker {self._rank}, failed: {described}")
         columns: Columns = {}
-        for column in said or ():
-            sizes = [torch.Size(shape).numel() for shape in column.shapes]
-            buffer = torch.empty(sum(sizes) * column.dtype.itemsize, dtype=torch.uint8, device=self._device)
+        for name, dtype, shapes in described or ():
+            sizes = [shape.numel() for shape in shapes]
+            buffer = torch.empty(sum(sizes) * dtype.itemsize, dtype=torch.uint8, device=self._device)
             if len(buffer):
                 torch.distributed.broadcast(buffer, src=self._leader, group=self._group)
-            rows = buffer.cpu().view(column.dtype).split(sizes)
-            columns[column.name] = [row.reshape(shape) for row, shape in zip(rows, column.shapes, strict=True)]
+            columns[name] = [row.reshape(shape) for row, shape in zip(buffer.cpu().view(dtype).split(sizes), shapes, strict=True)]
         return columns
 
-    def _announce(self, said: tuple[_Column, ...] | _Failure | None) -> tuple[_Column, ...] | _Failure | None:
-        """The leader's descriptor, on every rank of the replica."""
-        box = [said]
+    def _announce(self, described: list[_Column] | str | None) -> list[_Column] | str | None:
+        """The leader's columns, or why it has none, on every rank of the replica."""
+        box = [described]
         torch.distributed.broadcast_object_list(box, src=self._leader, group=self._group, device=self._device)
         return box[0]

@@ -3,8 +3,8 @@
     hidden [T, B, H] ── slice ──► logits [t, B, V/TP] ──► log p(token), entropy      (one slice's logits alive at a time)
                                      └── recomputed in the backward pass when there is more than one slice
 
-The vocabulary may be split over a process group, as Megatron's output layer splits it. On CUDA the logits stay in the dtype in which
-they were computed, are read once (vocab_kernels.py), and turn into their own gradient; on a CPU all is plain torch in float32.
+The vocabulary may be split over a process group, as by Megatron's output layer. On CUDA the logits keep their dtype, are read once
+(vocab_kernels.py), and are overwritten by their own gradient; on a CPU all is plain torch in float32.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def label_logprobs(
     shard: VocabShard,
     slice_elements: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `token_logprobs`, of the token that each position is to predict: labels [B, T] int64 -> two of [B, T] float32."""
+    """As `token_logprobs`, of the tokens to predict at each position: labels [B, T] int64 -> two of [B, T] float32."""
     targets = labels.t()
     if slice_elements is None:
         slice_elements = _slice_elements(hidden)

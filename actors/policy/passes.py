@@ -1,7 +1,8 @@
 """Passes of one rank over micro-batches: Megatron's schedule, eager or as CUDA graphs.
 
-    micro-batches ──► schedule ──► model ──► last stage: hidden states ──► log-probabilities, entropies ──► loss ──► gradient buffers
-                        └── with policy.cuda_graph one micro-batch at a time: cuda_graphs.py replays what it launched
+    micro-batches ──► schedule ──► model ──► last stage: hidden states ──► log-probabilities, entropies ──► loss ─┬─► gradient buffers
+                        │                                                                                         └─► a vector of sums
+                        └── with policy.cuda_graph one micro-batch at a time: cuda_graphs.py replays it
 
 The last pipeline stage's output is not logits but [2, B, T]: each token's log-probability, and its distribution's entropy. Losses get it
 per sequence, [2, S, L], whatever the layout of the micro-batch (batch.py).
@@ -10,7 +11,7 @@ per sequence, [2, S, L], whatever the layout of the micro-batch (batch.py).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from actors.policy.cuda_graphs import GraphCache
 from actors.policy.logprob import VocabShard, label_logprobs, token_logprobs
 from configs.policy import PolicyConfig
 
-# On the last pipeline stage: (micro-batch, [2, S, L]) -> (loss, what the caller gets of it).
+# On the last pipeline stage: (micro-batch, [2, S, L]) -> (loss, what the caller gets).
 LossFunction = Callable[[MicroBatch, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -48,10 +49,10 @@ class Passes:
         self.graphs = None if graph.impl == "none" else GraphCache(graph.warmup_steps, device, self._anchors)
 
     def run(self, stage: str, micro_batches: list[MicroBatch], loss: LossFunction, *, forward_only: bool) -> list[torch.Tensor]:
-        """The passes, and the reduction of their gradients over ranks. Returns what `loss` gave of each micro-batch, on the last stage.
+        """The passes, and the reduction of their gradients over ranks. Returns what `loss` gave besides the loss, on the last stage.
 
         Args:
-            stage: name of the computation: passes with the same stage and shapes share a CUDA graph.
+            stage: name of the computation; passes of the same stage and shapes share a CUDA graph.
         """
         from megatron.core.distributed import finalize_model_grads
 
@@ -145,3 +146,33 @@ class Passes:
             return torch.stack(token_logprobs(hidden_states, project, input_ids, self._temperature, shard))
         mine = torch.stack(label_logprobs(hidden_states, project, context.labels, self._temperature, shard))
         return whole_rows(mine, context, state.get_context_parallel_group())
+
+
+def report_vector(report: Mapping[str, torch.Tensor], names: Sequence[str], device: torch.device) -> torch.Tensor:
+    """[len(names)] float64, 0 for a name that the report has not; by launches on the device alone."""
+    absent = torch.zeros((), dtype=torch.float64, device=device)
+    return torch.stack([report.get(name, absent).double() for name in names])
+
+
+def reduce_reports(reports: Sequence[torch.Tensor], names: Sequence[str], device: torch.device) -> dict[str, float]:
+    """Sums, and of */max maxima, over micro-batches and data-parallel ranks; on every rank. A collective; needs Megatron's groups.
+
+    Args:
+        reports: a vector per micro-batch on the last pipeline stage; none on the others.
+    """
+    from megatron.core import parallel_state
+
+    sums = torch.zeros(len(names), dtype=torch.float64, device=device)
+    maxima = torch.zeros_like(sums)
+    for report in reports:
+        sums += report
+        maxima = torch.maximum(maxima, report)
+    data = parallel_state.get_data_parallel_group(with_context_parallel=False)  # context-parallel ranks have the same sums
+    torch.distributed.all_reduce(sums, group=data)
+    torch.distributed.all_reduce(maxima, op=torch.distributed.ReduceOp.MAX, group=data)
+    both = torch.stack((sums, maxima))
+    if parallel_state.get_pipeline_model_parallel_world_size() > 1:
+        last, group = parallel_state.get_pipeline_model_parallel_last_rank(), parallel_state.get_pipeline_model_parallel_group()
+        torch.distributed.broadcast(both, src=last, group=group)
+    summed, largest = both.tolist()
+    return {name: largest[i] if name.endswith("/max") else summed[i] for i, name in enumerate(names)}

@@ -1,7 +1,7 @@
 """One Megatron worker: a rank of the policy. Plain Python; Ray wraps it elsewhere, and tests drive it without Ray.
 
-    plan ──read, build──► micro-batches ──► passes ──► gradients, summed by DDP ──► optimizer      train
-                                        └─► passes, forward only ──► log-probabilities ──put──► data plane      logprob
+    plan ──read, build──► micro-batches ──► weight columns ──► passes ──► gradients, summed by DDP ──► optimizer      train
+                                        └─► passes, forward only ──► log-probabilities ──put──► data plane            logprob
 
 All ranks of a group are called together: the calls are collectives.
 """
@@ -27,8 +27,7 @@ from actors.policy.cuda_graphs import capture_stream
 from actors.policy.fetch import ColumnReader
 from actors.policy.objectives import registry as objectives
 from actors.policy.objectives.base import Objective
-from actors.policy.passes import Passes
-from actors.policy.reports import reduce_reports, vector
+from actors.policy.passes import Passes, reduce_reports, report_vector
 from actors.refit.handover import Manifest
 from configs.policy import OptimizerConfig, PolicyConfig
 
@@ -61,7 +60,6 @@ class PolicyWorker:
 
     Args:
         init_method: rendezvous of all ranks (tcp://host:port or file://...).
-        data_plane: where the columns are.
         temperature: of the rollouts: log-probabilities are those of the distribution that was sampled from.
     """
 
@@ -115,7 +113,7 @@ class PolicyWorker:
             "device": str(self._device),
             "parameters": parameter_count(self._model_path),
             "optimizer": "Megatron's distributed AdamW" if self._distributed_optimizer else "Megatron's AdamW",
-            "cuda_graphs": graphs,
+            "cuda_graphs": "no CUDA graphs" if self._passes.graphs is None else self._passes.graphs.describe(),
         }
 
     @_on_device
@@ -242,8 +240,9 @@ class PolicyWorker:
 
     @_on_device
     def send_weights(self, send: Callable[[Iterator[tuple[str, torch.Tensor]]], object]) -> None:
-        """Give `send` all weights, one after the other, under Hugging Face names, as full tensors on this rank's device. A collective:
-        every rank's `send` must take all of them. Only what `send` keeps stays in memory. Returns when the device has done it.
+        """Give `send` all weights one by one, under Hugging Face names, as full tensors on this rank's device. Returns when they are sent.
+
+        A collective: every rank's `send` must take all of them. Only what it keeps stays in memory.
         """
         from actors.models.weight_table import export_hf
 
@@ -282,7 +281,7 @@ class PolicyWorker:
 
         def loss(b: MicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             value, report = objective.loss(b, *output)
-            return value, vector(report, objective.reported, self._device)
+            return value, report_vector(report, objective.reported, self._device)
 
         micro_batches = [self._weighted(b, objective) for b in self._micro_batches(plan, objective.columns)]
         reports = self._passes.run(f"{stage} ({objective.computation})", micro_batches, loss, forward_only=forward_only)

@@ -76,14 +76,14 @@ class PolicyWorkerActor:
             return getattr(self._worker, method)(*arguments)
 
     def setup(self) -> dict[str, Any]:
-        """`PolicyWorker.setup`."""
+        """`PolicyWorker.setup`, and what the transport of weights needs before the first refit."""
         info: dict[str, Any] = self.call("setup")
         if self._leads and self._transport == "nccl":
             transports.prepare_broadcast()
         return info
 
     def ready(self) -> None:
-        """After the warm-up."""
+        """To be called after the warm-up."""
         freeze_heap()
 
     def rendezvous(self) -> tuple[str, int]:

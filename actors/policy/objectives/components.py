@@ -21,10 +21,7 @@ from configs.policy import LossConfig
 Aggregation = Literal["token_mean", "sequence_mean"]
 Report = dict[str, torch.Tensor]  # scalars: sums over tokens that count; maxima, which are named */max
 
-REPORTED = (
-    *("loss", "tokens", "entropy", "kl", "clipped", "ratio", "ratio/max", "logprob_error", "logprob_error/max"),
-    *CORRECTION_SUMS,
-)
+REPORTED = ("loss", "tokens", "entropy", "kl", "clipped", "ratio", "ratio/max", "logprob_error", "logprob_error/max", *CORRECTION_SUMS)
 
 
 def token_loss(

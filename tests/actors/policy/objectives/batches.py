@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import torch
@@ -13,12 +14,12 @@ from actors.policy.objectives.base import Objective
 def micro_batch(
     token_mask: torch.Tensor, sample_mask: torch.Tensor, columns: Mapping[str, torch.Tensor], *, tokens: int, sequences: int
 ) -> MicroBatch:
-    """Of [S, L] columns; tokens and sequences are those of the whole batch."""
+    """Of [S, L] columns and a sample mask [S]; tokens and sequences are those of the whole batch."""
     return MicroBatch(
         input_ids=token_mask.long(),
         position_ids=token_mask.long(),
         token_mask=token_mask,
-        sample_mask=sample_mask,
+        sample_mask=sample_mask[:, None].expand(token_mask.shape),
         totals=torch.tensor([float(tokens), float(sequences)]),
         rows=tuple(range(len(token_mask))),
         lengths=(token_mask.shape[1],) * len(token_mask),
@@ -29,5 +30,5 @@ def micro_batch(
 def loss_of(objective: Objective, b: MicroBatch, logprobs: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Its loss over the columns that it reads, and nothing beside them."""
     columns = {name: b.columns[name] for name in objective.columns}
-    b = micro_batch(b.token_mask, b.sample_mask, columns, tokens=int(b.totals[0]), sequences=int(b.totals[1]))
+    b = dataclasses.replace(b, columns=columns)
     return objective.loss(b.with_columns(objective.weights(b)), logprobs, torch.zeros_like(logprobs))
