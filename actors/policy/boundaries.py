@@ -21,13 +21,6 @@ from actors.policy.batch import MicroBatch
 DENSE_MULTIPLE = 128
 
 
-def takes_thd(model: torch.nn.Module) -> bool:
-    """Whether the model's attention takes packed sequences by their boundaries. Megatron's local attention refuses them."""
-    from megatron.core.transformer.dot_product_attention import DotProductAttention
-
-    return not any(isinstance(module, DotProductAttention) for module in model.modules())
-
-
 def packed_inputs(boundaries: torch.Tensor | None, length: int, longest: int, *, thd: bool, split: bool = False) -> dict[str, Any]:
     """The arguments of GPTModel's forward that say which tokens see each other. Shapes depend on S, T and L alone.
 
@@ -36,7 +29,7 @@ def packed_inputs(boundaries: torch.Tensor | None, length: int, longest: int, *,
 
     Args:
         boundaries: `MicroBatch.boundaries`; None: the rows are padded, and causal attention needs no more.
-        length: T, tokens of the row. longest: L, most tokens of a slot. thd: `takes_thd` of the model.
+        length: T, tokens of the row. longest: L, most tokens of a slot. thd: whether the attention is Transformer Engine's.
         split: over context-parallel ranks. Boundaries, T and L stay those of the whole row.
 
     Returns:

@@ -138,7 +138,7 @@ class PolicyGroup:
         return self._run("evaluate", self._plan(meta))
 
     def withdraw(self, step: int) -> None:
-        """Stages of this step that were sent ahead do not begin any more."""
+        """Stages of this step that were sent ahead do not begin."""
         self._turns.withdraw(step)
 
     def snapshot_reference(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from actors.policy.batch import MicroBatch
-from actors.policy.boundaries import packed_inputs, rows_as_slots, takes_thd
+from actors.policy.boundaries import packed_inputs, rows_as_slots
 from actors.policy.context import ContextPart, context_part, whole_rows
 from actors.policy.cuda_graphs import GraphCache
 from actors.policy.logprob import VocabShard, label_logprobs, token_logprobs
@@ -34,17 +34,18 @@ class Passes:
         model: a GPTModel in Megatron's DistributedDataParallel.
         vocabulary: tokens of the tokenizer; the model's may be padded beyond it.
         temperature: that logits are divided by.
+        thd: whether the model's attention takes packed sequences by their boundaries. Megatron's own refuses them.
 
     Attributes:
         graphs: the captured passes; None without policy.cuda_graph.
     """
 
-    def __init__(self, model: Any, vocabulary: int, config: PolicyConfig, device: torch.device, temperature: float) -> None:
+    def __init__(self, model: Any, vocabulary: int, config: PolicyConfig, device: torch.device, temperature: float, *, thd: bool) -> None:
         from megatron.core import parallel_state
 
         self._model, self._vocabulary, self._config, self._temperature = model, vocabulary, config, temperature
         self._state = parallel_state
-        self._thd = takes_thd(model)
+        self._thd = thd
         graph = config.cuda_graph
         self.graphs = None if graph.impl == "none" else GraphCache(graph.warmup_steps, device, self._anchors)
 
@@ -64,8 +65,9 @@ class Passes:
                 outputs = self._schedule(micro_batches, loss, forward_only=forward_only)
             else:
                 self.graphs.begin()
-                alone = functools.partial(self._schedule_one, loss=loss, forward_only=forward_only)
-                outputs = [self.graphs.run(stage, b, alone) for b in micro_batches]
+                outputs = [
+                    self.graphs.run(stage, b, lambda b: self._schedule([b], loss, forward_only=forward_only)[0]) for b in micro_batches
+                ]
         if not forward_only:
             finalize_model_grads([self._model], None)  # the second would divide by tokens; our losses already are
         return outputs
@@ -73,10 +75,6 @@ class Passes:
     def counts(self) -> dict[str, float]:
         """`GraphCache.counts`; nothing without graphs."""
         return {} if self.graphs is None else self.graphs.counts()
-
-    def _schedule_one(self, b: MicroBatch, *, loss: LossFunction, forward_only: bool) -> torch.Tensor:
-        (output,) = self._schedule([b], loss, forward_only=forward_only)
-        return output
 
     def _schedule(self, micro_batches: list[MicroBatch], loss: LossFunction, *, forward_only: bool) -> list[torch.Tensor]:
         """Megatron's schedule. Gradients are summed in the buffers of this rank."""

@@ -86,7 +86,7 @@ class PolicyWorker:
         from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
         from actors.models.weight_table import load_hf
-        from actors.policy.model import build_model
+        from actors.policy.model import build_model, takes_transformer_engine
 
         self._state = parallel_state
         self._hf = check_model_dir(self._model_path)
@@ -106,7 +106,8 @@ class PolicyWorker:
                 ),
                 self._bare,
             )
-        self._passes = Passes(self._model, self._hf.vocab_size, config, self._device, self._temperature)
+        thd = takes_transformer_engine(self._device, self._dtype)
+        self._passes = Passes(self._model, self._hf.vocab_size, config, self._device, self._temperature, thd=thd)
         self.reset_optimizer(config.optimizer)
         return {
             "rank": self._rank,

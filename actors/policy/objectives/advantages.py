@@ -1,28 +1,23 @@
-"""Advantages: how good each response is, from the rewards of its group.
+"""Advantages: how much better each response is than its group, from the rewards of one prompt's responses.
 
-An advantage function takes the rewards of one prompt's responses and `normalize` (`policy.loss.normalize_advantages`), and returns one
-number per response; 0 gives a response no gradient.
+An advantage function is called as `function(rewards, normalize=policy.loss.normalize_advantages)` and returns a number per reward, in
+their order. A response with 0 has no gradient.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from configs.base import ConfigError
 from configs.import_path import imported
 
-
-class AdvantageFunction(Protocol):
-    """Rewards of one group -> advantages, in the same order."""
-
-    def __call__(self, rewards: Sequence[float], *, normalize: bool) -> Sequence[float]: ...
+AdvantageFunction = Callable[..., Sequence[float]]
 
 
 def group_relative(rewards: Sequence[float], *, normalize: bool) -> list[float]:
-    """A_i = (r_i - mean(r)) / std(r) over one prompt's responses (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
+    """A_i = (r_i - mean(r)) / std(r) (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
 
     std is the population's (divide by G): the group is all there is, not a sample of a larger one. Equal rewards give zeros.
 
@@ -43,12 +38,10 @@ def find(name: str) -> AdvantageFunction:
     Raises:
         ConfigError: it cannot be imported, or does not take these arguments.
     """
-    if name == "group_relative":
-        return group_relative
     field = "policy.loss.advantages"
-    found: AdvantageFunction = imported(name, field)
+    found: AdvantageFunction = group_relative if name == "group_relative" else imported(name, field)
     try:
         inspect.signature(found).bind([0.0], normalize=True)
-    except (TypeError, ValueError) as error:
+    except TypeError as error:
         raise ConfigError(f"{field}: {name!r} cannot be called as function(rewards, normalize=...): {error}") from None
     return found

@@ -16,14 +16,13 @@ CORRECTION_SUMS = ("importance/count", "importance/weight", "importance/weight_s
 def correct(
     policy_logprobs: torch.Tensor, generation_logprobs: torch.Tensor, mask: torch.Tensor, config: LossConfig
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    """What `config` corrects: by importance weights, and by leaving sequences out.
+    """The corrections that `config` asks for: importance weights, and sequences that are left out.
 
     Args:
         policy_logprobs, generation_logprobs: [B, T], of the recomputed policy and of the engine. mask: [B, T], 1 on counted tokens.
 
     Returns:
-        Importance weights [B, T], ones without a correction; the mask without the sequences that are left out; and those of
-        `CORRECTION_SUMS` that the correction has.
+        Importance weights [B, T], all 1 without sampling weights; the mask without the sequences that are left out; `CORRECTION_SUMS`.
     """
     kept, sums = mask, {}
     if config.max_sequence_logprob_error is not None:
