@@ -31,7 +31,7 @@ def advantage(
     """Write `advantages`, by the function that `loss.advantages` names.
 
     Args:
-        keep_multiple_of: leave out groups without a gradient (dynamic sampling), but for rows that make the batch divide by this.
+        keep_multiple_of: leave out groups of equal rewards (dynamic sampling), but for rows that make the batch divide by this.
     """
     function = functions.find(loss.advantages)
     groups = by_group(meta)

@@ -64,9 +64,9 @@ class GraphCache:
     """Graphs by stage and shape, for one worker on one device.
 
     Args:
-        warmup_steps: eager passes of a shape before its capture: libraries allocate and choose kernels in them.
-        device: a CPU has no graphs: every pass is eager there, and counted.
-        anchors: the tensors whose addresses graphs keep: parameters and gradient buffers.
+        warmup_steps: eager passes of a shape before its capture, in which libraries allocate memory and choose kernels.
+        device: where passes run; on a CPU all are eager, and counted.
+        anchors: parameters and gradient buffers: tensors whose addresses graphs hold.
     """
 
     def __init__(self, warmup_steps: int, device: torch.device, anchors: Callable[[], Iterable[torch.Tensor]]) -> None:
@@ -75,15 +75,13 @@ class GraphCache:
         self._addresses: tuple[int, ...] = ()
         self._pool: Any = None
         self._counts = dict.fromkeys(("replays", "captures", "eager", "dropped"), 0)
-        if device.type == "cpu":
-            _log.warning("policy.cuda_graph: the policy is on a CPU, which has no CUDA graphs: every pass runs eagerly")
 
     def describe(self) -> str:
-        """A part of the start-up line."""
+        """What is done, for the start-up line."""
         return "CUDA graphs" if self._device.type == "cuda" else "CUDA graphs asked for, but the policy is on a CPU: all passes are eager"
 
     def begin(self) -> None:
-        """Before the passes of a call: drop graphs that keep the address of a tensor that has moved since."""
+        """To be called before the passes of a stage: drops the graphs when an anchor has moved."""
         addresses = tuple(tensor.data_ptr() for tensor in self._anchors())
         if self._graphs and addresses != self._addresses:
             _log.warning("policy.cuda_graph: weights or gradient buffers moved: %d shapes are captured anew", len(self._graphs))
@@ -95,7 +93,7 @@ class GraphCache:
         """`call(batch)`, eager or replayed. No later call writes to the result.
 
         Args:
-            stage: which pass it is: calls with the same stage and shapes are the same computation.
+            stage: name of the computation: the same for all calls with this stage and shapes.
 
         Raises:
             RuntimeError: the pass cannot be captured; the message says how to go on without graphs.
@@ -121,7 +119,7 @@ class GraphCache:
             return entry.output.clone()
 
     def counts(self) -> dict[str, float]:
-        """Since the last call, as step metrics: cuda_graph/replays, /captures, /eager (passes without a graph), /dropped (moved)."""
+        """Counts since the last call, as step metrics: cuda_graph/replays, /captures, /eager (passes without a graph), /dropped (moved)."""
         counted = {f"cuda_graph/{name}": float(value) for name, value in self._counts.items()}
         self._counts = dict.fromkeys(self._counts, 0)
         return counted

@@ -28,7 +28,7 @@ class MissingColumnsError(ValueError):
 
 
 class LeaderFetchError(DataPlaneError):
-    """The replica's leader could not read the columns; the message is the leader's. (The leader raises its own error.)"""
+    """The replica's leader could not read the columns; the message is the leader's, which raises its own error."""
 
 
 class _Column(NamedTuple):
@@ -40,8 +40,9 @@ class _Column(NamedTuple):
 
 
 class ColumnReader:
-    """Reads columns for this rank. Building one is a collective of all ranks, and so, with "leader_broadcast", is each read of
-    the replica's ranks. "auto" broadcasts wherever a replica has more than one rank.
+    """Reads columns for this rank. A collective of all ranks to build; with a leader each read is a collective of the replica.
+
+    policy.fetch "auto" has a leader wherever a replica has more than one rank.
 
     Args:
         device: of the policy's tensors: broadcasts go through its memory, over the policy's own backend (NCCL, gloo).

@@ -1,5 +1,5 @@
-"""One synthetic batch of the worst-case shape through every stage before step 1, so that no step pays for first-time work
-(allocators, kernels, gloo and NCCL connections, graph captures). Weights, optimizer, schedule and random state stay as they are.
+"""One synthetic batch of the worst-case shape through every stage before step 1: first-time work (allocators, kernels, gloo and NCCL
+connections, graph captures) is done then. Weights, optimizer, schedule and random state stay as they are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOGPROBS = "warm_up_logprobs"
 
 
 def warm_up(config: PolicyConfig, plane: DataPlane, longest: int, run: Callable[[Request, KVBatchMeta], object]) -> dict[str, float]:
-    """Run the stages over synthetic samples. Returns seconds per stage, by a wall clock.
+    """Run the stages over synthetic samples. Returns wall-clock seconds per stage.
 
     Args:
         longest: tokens of a sample when `compiled_graph.warmup_seq_len` does not say.
