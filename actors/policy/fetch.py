@@ -1,7 +1,7 @@
 """How columns reach the workers of one replica: the ranks that share a data-parallel index, and so the rows.
 
     independent            leader_broadcast
-    plane ──► rank 0       plane ──► rank 0, the leader ── names and shapes, then one broadcast per column ──► ranks 1 .. n-1
+    plane ──► rank 0       plane ──► rank 0, the leader ── one broadcast ──► ranks 1 .. n-1
           ──► rank 1                     └── failed: it broadcasts why, and every rank raises
           ──► ...
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
 import torch
 
@@ -29,14 +29,6 @@ class MissingColumnsError(ValueError):
 
 class LeaderFetchError(DataPlaneError):
     """The replica's leader could not read the columns; the message is the leader's, which raises its own error."""
-
-
-class _Column(NamedTuple):
-    """A column of which the values follow."""
-
-    name: str
-    dtype: torch.dtype
-    shapes: list[torch.Size]
 
 
 class ColumnReader:
@@ -73,37 +65,27 @@ class ColumnReader:
             )
         if self._group is None:
             return self._plane.get(meta, fields)
-        return self._hand_out(meta, fields) if self._rank == self._leader else self._take()
-
-    def _hand_out(self, meta: KVBatchMeta, fields: Sequence[str]) -> Columns:
-        try:
-            columns = self._plane.get(meta, fields)
-            described = [_Column(name, rows[0].dtype, [row.shape for row in rows]) for name, rows in columns.items()]
-            buffers = [torch.cat([row.reshape(-1) for row in rows]).view(torch.uint8) for rows in columns.values()]
-        except Exception as error:
-            self._announce(f"{type(error).__name__}: {error}")  # the others wait for a word
-            raise
-        self._announce(described)
-        for buffer in buffers:
-            if len(buffer):
-                torch.distributed.broadcast(buffer.to(self._device), src=self._leader, group=self._group)
-        return columns
-
-    def _take(self) -> Columns:
-        described = self._announce(None)
-        if isinstance(described, str):
-            raise LeaderFetchError(f"policy worker {self._leader}, which reads for worker {self._rank}, failed: {described}")
-        columns: Columns = {}
-        for name, dtype, shapes in described or ():
-            sizes = [shape.numel() for shape in shapes]
-            buffer = torch.empty(sum(sizes) * dtype.itemsize, dtype=torch.uint8, device=self._device)
-            if len(buffer):
-                torch.distributed.broadcast(buffer, src=self._leader, group=self._group)
-            columns[name] = [row.reshape(shape) for row, shape in zip(buffer.cpu().view(dtype).split(sizes), shapes, strict=True)]
-        return columns
-
-    def _announce(self, described: list[_Column] | str | None) -> list[_Column] | str | None:
-        """The leader's columns, or why it has none, on every rank of the replica."""
-        box = [described]
+        box: list[Any] = [None]
+        failure: Exception | None = None
+        if self._rank == self._leader:
+            try:
+                box = [{name: _pack(rows) for name, rows in self._plane.get(meta, fields).items()}]
+            except Exception as error:  # noqa: BLE001  (the others wait for a word)
+                box, failure = [f"{type(error).__name__}: {error}"], error
         torch.distributed.broadcast_object_list(box, src=self._leader, group=self._group, device=self._device)
-        return box[0]
+        if failure is not None:
+            raise failure
+        if isinstance(box[0], str):
+            raise LeaderFetchError(f"policy worker {self._leader}, which reads for worker {self._rank}, failed: {box[0]}")
+        return {name: _unpack(*packed) for name, packed in box[0].items()}
+
+
+def _pack(rows: list[torch.Tensor]) -> tuple[bytearray, torch.dtype, list[torch.Size]]:
+    """The bytes of all rows (tensors take longer to pickle), dtype and shapes."""
+    joined = torch.cat([row.reshape(-1) for row in rows])
+    return bytearray(joined.view(torch.uint8).numpy()), joined.dtype, [row.shape for row in rows]
+
+
+def _unpack(values: bytearray, dtype: torch.dtype, shapes: list[torch.Size]) -> list[torch.Tensor]:
+    joined = torch.frombuffer(values, dtype=dtype) if values else torch.empty(0, dtype=dtype)
+    return [row.reshape(shape) for row, shape in zip(joined.split([shape.numel() for shape in shapes]), shapes, strict=True)]
