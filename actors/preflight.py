@@ -14,6 +14,7 @@ from actors.models import memory_plan
 from actors.models.gguf import convert_gguf, gguf_config
 from actors.models.hf import check_layout, check_model_dir, head_dim
 from actors.models.scratch_model import write_scratch_model
+from actors.policy.objectives import advantages, registry
 from actors.rollout.prompts import Problems, PromptEncoder, PromptStream, StreamedProblems, fit
 from actors.rollout.staleness import build as build_sampler
 from configs.base import ConfigError
@@ -68,6 +69,8 @@ def check(config: RunConfig, model_path: str) -> None:
     """
     if config.mode == "async":
         build_sampler(config.asynchronous, config.rollout.prompts_per_step)
+    registry.build(config.policy.loss.objective, config.policy)
+    advantages.find(config.policy.loss.advantages)
     shape = check_model_dir(model_path)
     check_head_size(shape)
     check_layout(config.policy.parallel, shape)

@@ -66,12 +66,8 @@ class TinyWorker:
         return self._worker.setup()
 
     def execute(self, packed: bytes) -> bytes:
-        """A train step per plan, as `PolicyWorkerActor.train_steps`."""
-        return Request.answer(packed, self._train)
-
-    def _train(self, request: Request) -> list[dict[str, float]]:
-        plans, objective = request.arguments
-        return [self._worker.train(plan, objective) for plan in plans]
+        """A train step per plan."""
+        return Request.answer(packed, lambda request: self._worker.train_steps(*request.arguments))
 
     def ping(self) -> None:
         """Return at once."""

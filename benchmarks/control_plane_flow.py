@@ -155,12 +155,10 @@ class StubWorker:
         return metrics
 
     def setup(self) -> dict[str, Any]:
-        return {"device": "stub", "parameters": 0, "optimizer": "stub", "cuda_graphs": False}
+        return {"device": "stub", "parameters": 0, "optimizer": "stub", "cuda_graphs": "no CUDA graphs"}
 
     def data_plane_usage(self) -> dict[str, OperationUsage]:
         return {}
-
-    def reset_optimizer(self, optimizer: Any) -> None: ...
 
     def call(self, method: str, *arguments: Any) -> dict[str, Any] | None:
         if method == "save_hf":

@@ -143,7 +143,8 @@ class GrpoSession(Session[RunConfig, RunActors]):
         with self.running(GrpoStep(self, number)) as step:
             yield step
             step.metrics["weight_version"] = self.weight_version
-        self._logprob_errors.append(step.metrics["logprob_error/mean"])
+        if "logprob_error/mean" in step.metrics:  # not every objective reports it
+            self._logprob_errors.append(step.metrics["logprob_error/mean"])
         for name, values in self._not_scored.items():
             values.append(step.metrics.get(f"scoring/{name}", 0.0))
 

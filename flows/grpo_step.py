@@ -26,12 +26,11 @@ if TYPE_CHECKING:
 class GrpoStep(Step):
     """Stages in the order of the algorithm."""
 
-    loss = "grpo"
-
     def __init__(self, run: GrpoSession, number: int) -> None:
         super().__init__(run, number)
         self._run: GrpoSession = run
         self._config = run.config
+        self.objective = run.config.policy.loss.objective
         self._uids: tuple[str, ...] = ()  # of the groups that the step has taken
 
     def submit_rollout(self) -> None:
@@ -66,9 +65,9 @@ class GrpoStep(Step):
         """Rewards against their group's mean; returns the rows to train on."""
         config = self._config
         divides = config.policy.parallel.data * config.policy.updates_per_step if config.rollout.dynamic_sampling else None
-        address, normalize = self._run.actors.address, config.policy.loss.normalize_advantages
+        address, loss = self._run.actors.address, config.policy.loss
         with self._run.time("advantage") as timer:
-            result = advantage(address, self.number, quoted(batch), normalize, divides, config.data_plane.timeout_s)
+            result = advantage(address, self.number, quoted(batch), loss, divides, config.data_plane.timeout_s)
         self.metrics |= result.metrics | {"time/advantage": timer.seconds}
         return result.meta
 

@@ -27,7 +27,7 @@ from tasks.supervised import supervised_batch, validation_loss
 class SftStep(Step):
     """The stages of one supervised step; `train` is that of every flow."""
 
-    loss = "sft"
+    objective = "sft"
 
     def __init__(self, run: SftSession, number: int) -> None:
         super().__init__(run, number)

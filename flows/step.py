@@ -10,13 +10,12 @@ Stages of the policy are sent ahead: the group begins each one when those of the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from prefect.futures import PrefectFuture
 
 from actors.data_plane.meta import KVBatchMeta
 from actors.policy.turns import Turn
-from actors.policy.worker_actor import Objective
 from tasks.call import quoted
 from tasks.train import train, withdraw
 
@@ -30,9 +29,12 @@ class Step:
     """What the steps of all flows share; `metrics` gathers what each stage reports.
 
     Metadata goes in as `quoted(meta)`.
+
+    Attributes:
+        objective: what `train` trains for.
     """
 
-    loss: ClassVar[Objective]
+    objective: str
 
     def __init__(self, run: Session[Any, Any], number: int) -> None:
         self._run, self.number = run, number
@@ -44,7 +46,7 @@ class Step:
     def submit_train(self, batch: KVBatchMeta) -> None:
         """Optimizer steps on the batch, when the stages before it are done."""
         timeout_s = self._run.config.deadlines.policy_stage
-        arguments = self._run.namespace, self.number, quoted(batch), self.loss, timeout_s
+        arguments = self._run.namespace, self.number, quoted(batch), self.objective, timeout_s
         self._futures["train"] = train.submit(*arguments, self._turn("train"))
 
     def wait_for_train(self) -> None:

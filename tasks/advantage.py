@@ -1,4 +1,4 @@
-"""advantage: rewards to group-relative advantages, from tags alone, written as one scalar column."""
+"""advantage: rewards to advantages, from tags alone, written as one scalar column."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict
 
 from actors.data_plane.connect import DataPlaneAddress, connect
 from actors.data_plane.meta import KVBatchMeta
-from actors.policy.advantages import group_advantages
+from actors.policy.objectives import advantages as functions
+from configs.policy import LossConfig
 from tasks.call import RETRIED
 
 
@@ -25,14 +26,19 @@ class Advantages(BaseModel):
 
 @task(name="advantage", task_run_name="advantage-{step}", **RETRIED)
 def advantage(
-    address: DataPlaneAddress, step: int, meta: KVBatchMeta, normalize: bool, keep_multiple_of: int | None, timeout_s: float
+    address: DataPlaneAddress, step: int, meta: KVBatchMeta, loss: LossConfig, keep_multiple_of: int | None, timeout_s: float
 ) -> Advantages:
-    """Write `advantages`. With `keep_multiple_of`, groups without a gradient are left out (dynamic sampling)."""
+    """Write `advantages`, by the function that `loss.advantages` names.
+
+    Args:
+        keep_multiple_of: leave out groups of equal rewards (dynamic sampling), but for rows that make the batch divide by this.
+    """
+    function = functions.find(loss.advantages)
     groups = by_group(meta)
     values = [0.0] * len(meta)
     for rows in groups:
         kept = [row for row in rows if not meta.tags[row]["dropped"]]  # the others leave the group's mean, and have no gradient
-        advantages = group_advantages([meta.tags[row]["reward"] for row in kept], normalize=normalize) if kept else []
+        advantages = function([meta.tags[row]["reward"] for row in kept], normalize=loss.normalize_advantages) if kept else []
         for row, value in zip(kept, advantages, strict=True):
             values[row] = float(value)
     dead = zero_variance(meta)

@@ -9,7 +9,6 @@ from actors import names
 from actors.data_plane.meta import KVBatchMeta
 from actors.policy.group import PolicyGroup
 from actors.policy.turns import Turn
-from actors.policy.worker_actor import Objective
 from configs.policy import OptimizerConfig
 from tasks.call import STAGE, ask, ask_in_turn
 
@@ -18,9 +17,9 @@ _ANSWER_S = 60.0
 
 @task(name="train", task_run_name="train-{step}", **STAGE)
 def train(
-    namespace: str, step: int, meta: KVBatchMeta, objective: Objective, timeout_s: float, turn: Turn | None = None
+    namespace: str, step: int, meta: KVBatchMeta, objective: str, timeout_s: float, turn: Turn | None = None
 ) -> dict[str, float] | State:
-    """One step. Returns loss, gradient norm, tokens, TFLOP, TFLOP/s per worker; of grpo also KL, clip fraction, log-probability error.
+    """One step: `PolicyGroup.train`.
 
     Args:
         turn: inside a step: the stages that it comes after.

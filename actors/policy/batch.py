@@ -5,20 +5,21 @@
     packed              input_ids [1, T]  aaaaabbb.cc...  per-token columns [S, L]  aaaaa
                                                                                     bbb..
                                                                                     cc...
-Masks, log-probability columns and everything that the loss computes lie per sequence, [S, L], in both: the model's output for
-a packed row is gathered there (`MicroBatch.per_sequence`), so losses and write-back know no layouts.
+Masks, columns and everything that the loss computes are per sequence, [S, L], in both layouts: the model's output for a packed row is
+gathered there (`MicroBatch.per_sequence`), so losses and write-back know no layouts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from actors.data_plane.sharding import MicroBatchPlan, ShardPlan
 
-_TOKEN_FIELDS = frozenset({"generation_logprobs", "policy_logprobs", "reference_logprobs"})
+BASE = ("input_ids", "token_mask", "sample_mask")  # columns that every stage reads
 
 Columns = Mapping[str, Sequence[torch.Tensor]]
 
@@ -29,14 +30,14 @@ class MicroBatch:
 
     Attributes:
         input_ids, position_ids: [B, T] int64. Positions restart at each sequence.
-        token_mask: [S, L] bool. sample_mask: [S] float32.
+        token_mask: [S, L] bool. sample_mask: [S, L] float32, the same for all tokens of a row.
+        totals: [2] float32, response tokens and samples of the whole batch: denominators of losses. A tensor, so that a captured graph
+            reads those of each batch.
         rows: numbers of the real sequences in the plan's meta; empty: padding only. lengths: their tokens.
-        totals: [2] float32, response tokens and samples of the whole batch: denominators of losses. A tensor, for a captured graph reads
-            those of each batch.
         boundaries: packed: [n + 1] int32, where each of n slots of the row begins, then T: a slot per sequence, then the rest of the row
             in slots of its own; n = S + ceil(T / L) - 1 always suffices, as none is longer than L. padded: None.
         index: packed: [S, L] int64, the position in the row of each token that has a log-probability, else 0; padded: None.
-        advantages: [S] float32 or None. The three log-probability columns: [S, L] float32 or None.
+        columns: [S, L] float32 each, by name: what an objective reads, and the weight columns of its loss.
     """
 
     input_ids: torch.Tensor
@@ -48,10 +49,27 @@ class MicroBatch:
     lengths: tuple[int, ...]
     boundaries: torch.Tensor | None = None
     index: torch.Tensor | None = None
-    advantages: torch.Tensor | None = None
-    generation_logprobs: torch.Tensor | None = None
-    policy_logprobs: torch.Tensor | None = None
-    reference_logprobs: torch.Tensor | None = None
+    columns: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def counted(self) -> torch.Tensor:
+        """[S, L] float32: 1 on the tokens that losses and metrics count."""
+        return self.token_mask * self.sample_mask
+
+    def with_columns(self, columns: Mapping[str, torch.Tensor]) -> MicroBatch:
+        """With further columns; those that it has are replaced."""
+        return dataclasses.replace(self, columns={**self.columns, **columns})
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Every tensor of it, by name."""
+        found = {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+        return {**found, **self.columns}
+
+    def clone(self) -> MicroBatch:
+        """A copy with tensors of its own, and no rows."""
+        cloned = {name: tensor.clone() for name, tensor in self.tensors().items()}
+        columns = {name: cloned.pop(name) for name in self.columns}
+        return dataclasses.replace(self, rows=(), lengths=(), columns=columns, **cloned)
 
     def per_sequence(self, values: torch.Tensor) -> torch.Tensor:
         """[n, B, T], aligned with `input_ids` and 0 at t = 0 -> [n, S, L]: 0 at each sequence's first token and past its last."""
@@ -71,7 +89,8 @@ def build(columns: Columns, plan: ShardPlan, device: torch.device) -> list[Micro
     """The plan's micro-batches.
 
     Args:
-        columns: by name, one CPU tensor per row of the plan's meta; input_ids, token_mask and sample_mask at least.
+        columns: by name, one CPU tensor per row of the plan's meta, those of `BASE` at least. The others have a value per token, or one
+            for the row, which all its tokens get.
 
     Raises:
         ValueError: rows whose lengths are not those that the plan was made for, or differ between columns.
@@ -81,59 +100,56 @@ def build(columns: Columns, plan: ShardPlan, device: torch.device) -> list[Micro
 
 
 def _micro_batch(columns: Columns, part: MicroBatchPlan, packed: bool, totals: torch.Tensor, device: torch.device) -> MicroBatch:
-    # A few tensor operations per column, whatever the number of rows: a GPU waits meanwhile.
-    rows, longest = part.rows, part.longest
+    # A few tensor operations per column, however many rows there are: a GPU waits meanwhile.
+    rows, shape = part.rows, (part.sequences, part.longest)
     lengths = tuple(len(columns["input_ids"][row]) for row in rows)
     counts = torch.tensor(lengths, dtype=torch.int64)
-    within = torch.arange(sum(lengths)) - _each(counts.cumsum(0) - counts, counts)  # of every token, its place in its sequence
-    places = _each(torch.arange(len(rows)) * longest, counts) + within  # and in [S * L]
+    within = torch.arange(sum(lengths)) - _each(counts.cumsum(0) - counts, counts)  # every token's position in its sequence,
+    places = _each(torch.arange(len(rows)) * part.longest, counts) + within  # in [S * L],
+    positions = _each(torch.tensor(part.starts, dtype=torch.int64), counts) + within if packed else places  # and in [B * T]
 
-    def joined(name: str) -> torch.Tensor:
-        values = [columns[name][row] for row in rows]
-        for value, length in zip(values, lengths, strict=True):
-            if len(value) > longest:
-                raise ValueError(f"column {name!r}: a row of {len(value)} tokens, but sequence_lengths promised at most {longest}")
-            if len(value) != length:
-                raise ValueError(f"column {name!r}: a row of {len(value)} tokens, but its input_ids are {length}")
-        return torch.cat(values) if values else torch.empty(0)
-
-    def tokens(name: str, dtype: torch.dtype) -> torch.Tensor:
-        out = torch.zeros(part.sequences * longest, dtype=dtype)
-        out[places] = joined(name).to(dtype)
-        return _to(out.view(part.sequences, longest), device)
-
-    def scalars(name: str) -> torch.Tensor:
-        out = torch.zeros(part.sequences)
+    def scattered(name: str, dtype: torch.dtype, at: torch.Tensor = places, shape: tuple[int, int] = shape) -> torch.Tensor:
+        out = torch.zeros(shape, dtype=dtype)
         if rows:
-            out[: len(rows)] = torch.stack([columns[name][row] for row in rows])
+            out.view(-1)[at] = _joined(name, [columns[name][row] for row in rows], counts, part.longest).to(dtype)
         return _to(out, device)
 
+    input_ids = scattered("input_ids", torch.int64, positions, part.shape)
+    position_ids, boundaries, index = torch.arange(part.shape[1], device=device).expand(part.shape), None, None
     if packed:
-        layout = {name: _to(tensor, device) for name, tensor in _row(joined, part, lengths, counts, within, places).items()}
-    else:
-        size, length = part.shape
-        layout = {"input_ids": tokens("input_ids", torch.int64), "position_ids": torch.arange(length, device=device).expand(size, length)}
+        slots = _slots(part, lengths)
+        boundaries, found = _to(slots, device), torch.zeros(shape, dtype=torch.int64)
+        position_ids = _to(torch.arange(part.shape[1]) - _each(slots[:-1].long(), slots.diff().long()), device)[None]
+        found.view(-1)[places] = torch.where(within > 0, positions, 0)
+        index = _to(found, device)
     return MicroBatch(
-        **layout,
-        token_mask=tokens("token_mask", torch.bool),
-        sample_mask=scalars("sample_mask"),
+        input_ids=input_ids,
+        position_ids=position_ids,
+        token_mask=scattered("token_mask", torch.bool),
+        sample_mask=scattered("sample_mask", torch.float32),
         totals=totals,
         rows=rows,
         lengths=lengths,
-        advantages=scalars("advantages") if "advantages" in columns else None,
-        **{name: tokens(name, torch.float32) for name in _TOKEN_FIELDS & set(columns)},
+        boundaries=boundaries,
+        index=index,
+        columns={name: scattered(name, torch.float32) for name in columns if name not in BASE},
     )
 
 
-def _row(
-    joined: Callable[[str], torch.Tensor],
-    part: MicroBatchPlan,
-    lengths: tuple[int, ...],
-    counts: torch.Tensor,
-    within: torch.Tensor,
-    places: torch.Tensor,
-) -> dict[str, torch.Tensor]:
-    """The packed row [1, T], its slots, and where the loss finds each token."""
+def _joined(name: str, rows: list[torch.Tensor], counts: torch.Tensor, longest: int) -> torch.Tensor:
+    """The values of all tokens, one row after the other."""
+    if rows[0].dim() == 0:
+        return _each(torch.stack(rows), counts)
+    for row, length in zip(rows, counts.tolist(), strict=True):
+        if len(row) > longest:
+            raise ValueError(f"column {name!r}: a row of {len(row)} tokens, but sequence_lengths promised at most {longest}")
+        if len(row) != length:
+            raise ValueError(f"column {name!r}: a row of {len(row)} tokens, but its input_ids are {length}")
+    return torch.cat(rows)
+
+
+def _slots(part: MicroBatchPlan, lengths: tuple[int, ...]) -> torch.Tensor:
+    """`MicroBatch.boundaries` of a packed row."""
     total, longest = part.shape[1], part.longest
     # From the last sequence on a slot begins every `longest` tokens: attention kernels work to the longest slot that they are told of.
     filled = part.starts or (0,)
@@ -142,19 +158,7 @@ def _row(
     for start, stop, length in zip(part.starts, slots[1:], lengths, strict=False):
         if length > stop - start:
             raise ValueError(f"column 'input_ids': a row of {length} tokens, but the plan gave it {stop - start} in the packed row")
-    positions = _each(torch.tensor(part.starts, dtype=torch.int64), counts) + within
-    input_ids = torch.zeros(total, dtype=torch.int64)
-    input_ids[positions] = joined("input_ids").to(torch.int64)
-    index = torch.zeros(part.sequences * longest, dtype=torch.int64)
-    index[places] = torch.where(within > 0, positions, 0)
-    boundaries = torch.tensor(slots, dtype=torch.int32)
-    position_ids = torch.arange(total) - _each(boundaries[:-1].long(), boundaries.diff().long())
-    return {
-        "input_ids": input_ids[None],
-        "position_ids": position_ids[None],
-        "boundaries": boundaries,
-        "index": index.view(part.sequences, longest),
-    }
+    return torch.tensor(slots, dtype=torch.int32)
 
 
 def _each(values: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:

@@ -16,28 +16,20 @@ import torch
 
 from actors.policy.batch import MicroBatch
 
-# Transformer Engine's attention gets dense rows of whole tiles only. In a replayed backward pass over other rows cuDNN's kernel reads
-# past its tensors: NaN gradients, illegal memory accesses (H200, torch 2.11; TE refuses them for cuDNN <= 9.15, TE pull 2344).
+# Transformer Engine's attention gets dense rows of whole tiles only: in a replayed backward pass over other rows cuDNN's kernel reads
+# past its tensors (NaN gradients, illegal memory accesses on H200, torch 2.11; TE refuses them for cuDNN <= 9.15, TE pull 2344).
 DENSE_MULTIPLE = 128
-
-
-def takes_thd(model: torch.nn.Module) -> bool:
-    """Whether the model's attention takes packed sequences by their boundaries. Megatron's local attention refuses them."""
-    from megatron.core.transformer.dot_product_attention import DotProductAttention
-
-    return not any(isinstance(module, DotProductAttention) for module in model.modules())
 
 
 def packed_inputs(boundaries: torch.Tensor | None, length: int, longest: int, *, thd: bool, split: bool = False) -> dict[str, Any]:
     """The arguments of GPTModel's forward that say which tokens see each other. Shapes depend on S, T and L alone.
 
-    Rotary positions restart at each sequence with THD. With the mask they go on through the row, as Megatron's local rotary
-    embedding takes no position ids: scores depend on differences of positions only (RoPE, arXiv 2104.09864, eq. 16), and no
-    pair of positions of different sequences is scored. The THD path is exercised by tests/gpu.
+    Rotary positions restart at each sequence with THD. With the mask they continue through the row, since Megatron's local rotary
+    embedding takes no position ids; the scores are the same, as they depend on differences of positions (RoPE, arXiv 2104.09864, eq. 16).
 
     Args:
-        boundaries: `MicroBatch.boundaries`; None: the rows are padded, and causality is all there is.
-        length: T, tokens of the row. longest: L, most tokens of a slot. thd: what `takes_thd` says of the model.
+        boundaries: `MicroBatch.boundaries`; None: the rows are padded, and causal attention needs no more.
+        length: T, tokens of the row. longest: L, most tokens of a slot. thd: whether the attention is Transformer Engine's.
         split: over context-parallel ranks. Boundaries, T and L stay those of the whole row.
 
     Returns:
@@ -48,8 +40,8 @@ def packed_inputs(boundaries: torch.Tensor | None, length: int, longest: int, *,
     if thd:
         from megatron.core.packed_seq_params import PackedSeqParams
 
-        # Slots, padding included, as if they were sequences: causality hides the padding, and every output is defined.
-        # L as the bound: one per shape suits CUDA graphs, and the kernels' work and buffers grow with slots x bound.
+        # Slots with their padding stand for sequences: causality hides the padding, and every output is defined. L as the bound: CUDA
+        # graphs want one per shape, and the kernels' work and buffers grow with slots x bound.
         params = PackedSeqParams(
             qkv_format="thd", cu_seqlens_q=boundaries, cu_seqlens_kv=boundaries, max_seqlen_q=longest, max_seqlen_kv=longest
         )
@@ -61,8 +53,10 @@ def packed_inputs(boundaries: torch.Tensor | None, length: int, longest: int, *,
 
 
 def rows_as_slots(b: MicroBatch, chunks: int = 1) -> MicroBatch:
-    """Padded rows [B, T] as the slots of one packed row [1, B * T], unless T is whole tiles (DENSE_MULTIPLE) in each of the `chunks` that
-    context parallelism cuts it into; packed rows as they are.
+    """Padded rows [B, T] as the slots of one packed row [1, B * T]; rows that are packed, or of whole tiles (DENSE_MULTIPLE), as they are.
+
+    Args:
+        chunks: into which context parallelism cuts a row; each must be of whole tiles.
     """
     size, length = b.input_ids.shape
     if b.boundaries is not None or length % (DENSE_MULTIPLE * chunks) == 0:

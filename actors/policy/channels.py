@@ -1,9 +1,8 @@
 """How the processes of a Ray compiled graph wait for each other: they spin where the host has idle cores for them, and sleep elsewhere.
 
-Ray 2.59 waits for a channel by asking for its semaphore in a loop (TryToAcquireSemaphore), with or without a deadline. A worker without
-a request and an owner without an answer then take a core each: on a laptop's two cores all there is, on sixteen nothing that anybody
-misses. A sleeping read asks once, and between two questions sleeps for a hundredth of the time that it has waited, at most
-`_LONGEST_S`: a short answer comes almost as fast as from Ray's loop, a late one at most so much later.
+Ray 2.59 waits for a channel by polling its semaphore in a loop (TryToAcquireSemaphore), with or without a deadline. A worker without a
+request and an owner without an answer then take a core each. A sleeping read polls once, and between two polls sleeps for a hundredth of
+the time that it has waited, at most `_LONGEST_S`: a quick answer arrives almost as fast as with Ray's loop, a late one at most that late.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ def _read(channel: Channel, timeout: float | None = None) -> Any:
 
 
 def has_idle_cores(readers: int, cores: int) -> bool:
-    """Whether so many processes may spin: as many cores again, and some for engines, the flow and Ray, are left."""
+    """Whether `readers` processes may spin: as many cores again are left for the others, and some for engines, the flow and Ray."""
     return cores >= 2 * readers + _OTHERS
 
 
 def wait_by(*, spinning: bool) -> None:
-    """How reads of this process wait from now on. Until it is called they sleep; every process of a graph should be told the same."""
+    """How reads of this process wait from now on. All processes of a graph should wait alike."""
     setattr(Channel, "read", _ask if spinning else _read)  # noqa: B010  (mypy: a method is assigned to)

@@ -4,8 +4,8 @@
                                     rank 1  c d e f   labels  d e f g
     labels are shifted first ──► MCore cuts ──► model (ring attention) ──► log p(label) ──► all-gather, put back in order ──► [T]
 
-Which tokens a rank gets is Megatron-Core's affair (`get_batch_on_this_cp_rank`, and Transformer Engine's attention with it). The loss is
-computed whole on every rank of the replica; each rank's gradients are those of its own tokens, and DDP adds them up.
+Megatron-Core decides which tokens a rank gets (`get_batch_on_this_cp_rank`), to match Transformer Engine's attention. Every rank of the
+replica computes the whole loss; each rank's gradients are those of its own tokens, and DDP adds them up.
 """
 
 from __future__ import annotations
@@ -33,10 +33,7 @@ class ContextPart:
 
 
 def context_part(b: MicroBatch, group: torch.distributed.ProcessGroup) -> ContextPart:
-    """What this rank of the context-parallel group computes of the micro-batch. A collective.
-
-    T, and in a packed row each slot, divides by 2 CP: plan_batch sees to it.
-    """
+    """This rank's part of the micro-batch. A collective. T, and each slot of a packed row, divides by 2 CP (plan_batch)."""
     from megatron.core.utils import get_batch_on_this_cp_rank
 
     cu_seqlens = None if b.boundaries is None else b.boundaries[None]
@@ -59,9 +56,9 @@ def context_part(b: MicroBatch, group: torch.distributed.ProcessGroup) -> Contex
 
 
 def whole_rows(values: torch.Tensor, part: ContextPart, group: torch.distributed.ProcessGroup) -> torch.Tensor:
-    """[n, B, T / CP], of the labels of this rank's tokens -> [n, B, T], of each token, 0 at t = 0; the same on every rank. A collective.
+    """[n, B, T / CP] of this rank's labels -> [n, B, T] of each token, 0 at t = 0; the same on every rank. A collective.
 
-    Every rank of the group computes the same from it, so that its gradient here is its own part of that, not a sum over the ranks.
+    Every rank computes the same from the result, so the gradient here is this rank's own part, not a sum over ranks.
     """
     from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 

@@ -4,9 +4,9 @@
                                   then, once ────────────────────► capture: every launch of the pass, its memory from one pool of all graphs
                                   from then on ──────────────────► copy into the graph's inputs ──► replay ──► copies of its outputs
 
-One graph holds what one micro-batch needs: forward, loss, and backward into the gradient buffers. An iteration replays it for each
-micro-batch, so neither their number nor their order is part of a shape. What a step does once stays outside: zeroing and reducing
-gradients, and the optimizer. Graphs hold addresses of parameters and gradient buffers: when one has moved, all are captured anew.
+One graph holds one micro-batch: forward, loss, and backward into the gradient buffers. Neither the number of micro-batches nor their
+order is part of a shape. What a step does once stays outside: zeroing and reducing gradients, and the optimizer. Graphs hold addresses of
+parameters and gradient buffers: when one has moved, all are captured anew.
 
 Megatron-Core's FullCudaGraphWrapper does this for one shape per process; its capture stream is used here.
 """
@@ -23,12 +23,11 @@ import torch
 
 from actors.policy.batch import MicroBatch
 
-Outputs = tuple[torch.Tensor, ...]
-# The pass over one micro-batch. Without host reads: only what happens on the device is replayed.
-Pass = Callable[[MicroBatch], Outputs]
+# The pass over one micro-batch, and what it returns. Without host reads: only what happens on the device is replayed.
+Pass = Callable[[MicroBatch], torch.Tensor]
 
-# Where graphs are captured, TransformerConfig gets the first and model_parallel_cuda_manual_seed the second, never one alone:
-# the model forks the random-number tracker that the seeding made.
+# Where graphs are captured, TransformerConfig gets the first and model_parallel_cuda_manual_seed the second. Never one alone: the model
+# forks the random-number tracker that the seeding made.
 MODEL_OPTIONS: dict[str, Any] = {"cuda_graph_impl": "full_iteration", "cuda_graph_modules": [], "use_te_rng_tracker": True}
 SEED_OPTIONS = {"te_rng_tracker": True, "use_cudagraphable_rng": True}
 
@@ -37,10 +36,10 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def capture_stream(device: torch.device) -> Iterator[None]:
-    """Megatron-Core's one stream for captures, ordered after what is queued on the present stream and before what follows.
+    """Megatron-Core's stream for captures, ordered after what is queued on the current stream and before what follows.
 
-    Autograd runs a parameter's gradient node on the stream where the node was made. Parameters whose gradients graphs accumulate need
-    theirs made here: the legacy default stream cannot take part in a capture.
+    Autograd runs a parameter's gradient node on the stream where it was made. Nodes that a graph captures must be made here: the legacy
+    default stream cannot take part in a capture.
     """
     from megatron.core.full_cuda_graph import get_shared_capture_stream
 
@@ -53,21 +52,21 @@ def capture_stream(device: torch.device) -> Iterator[None]:
 
 @dataclasses.dataclass
 class _Graph:
-    """A shape: how often it ran eagerly, and once captured its graph, and the tensors that the graph reads and writes."""
+    """One shape: its eager passes so far; once captured, its graph and the tensors that the graph reads and writes."""
 
     eager_runs: int = 0
     graph: torch.cuda.CUDAGraph | None = None
     inputs: MicroBatch | None = None
-    outputs: Outputs = ()
+    output: torch.Tensor | None = None
 
 
 class GraphCache:
     """Graphs by stage and shape, for one worker on one device.
 
     Args:
-        warmup_steps: eager passes of a shape before its capture: libraries allocate and choose kernels in them.
-        device: a CPU has no graphs: every pass is eager there, and counted.
-        anchors: the tensors whose addresses graphs keep: parameters and gradient buffers.
+        warmup_steps: eager passes of a shape before its capture, in which libraries allocate memory and choose kernels.
+        device: where passes run; on a CPU all are eager, and counted.
+        anchors: parameters and gradient buffers: tensors whose addresses graphs hold.
     """
 
     def __init__(self, warmup_steps: int, device: torch.device, anchors: Callable[[], Iterable[torch.Tensor]]) -> None:
@@ -76,11 +75,13 @@ class GraphCache:
         self._addresses: tuple[int, ...] = ()
         self._pool: Any = None
         self._counts = dict.fromkeys(("replays", "captures", "eager", "dropped"), 0)
-        if device.type == "cpu":
-            _log.warning("policy.cuda_graph: the policy is on a CPU, which has no CUDA graphs: every pass runs eagerly")
+
+    def describe(self) -> str:
+        """What is done, for the start-up line."""
+        return "CUDA graphs" if self._device.type == "cuda" else "CUDA graphs asked for, but the policy is on a CPU: all passes are eager"
 
     def begin(self) -> None:
-        """Before the passes of a call: drop graphs that keep the address of a tensor that has moved since."""
+        """To be called before the passes of a stage: drops the graphs when an anchor has moved."""
         addresses = tuple(tensor.data_ptr() for tensor in self._anchors())
         if self._graphs and addresses != self._addresses:
             _log.warning("policy.cuda_graph: weights or gradient buffers moved: %d shapes are captured anew", len(self._graphs))
@@ -88,11 +89,11 @@ class GraphCache:
             self.clear()
         self._addresses = addresses
 
-    def run(self, stage: str, batch: MicroBatch, call: Pass) -> Outputs:
-        """`call(batch)`, eager or replayed. What it returns is the caller's: no later call writes to it.
+    def run(self, stage: str, batch: MicroBatch, call: Pass) -> torch.Tensor:
+        """`call(batch)`, eager or replayed. No later call writes to the result.
 
         Args:
-            stage: which pass it is: calls with the same stage and shapes are the same computation.
+            stage: name of the computation: the same for all calls with this stage and shapes.
 
         Raises:
             RuntimeError: the pass cannot be captured; the message says how to go on without graphs.
@@ -100,8 +101,9 @@ class GraphCache:
         if self._device.type == "cpu":
             self._counts["eager"] += 1
             return call(batch)
-        tensors = _tensors(batch)
-        entry = self._graphs.setdefault((stage, tuple((name, t.shape, t.dtype) for name, t in tensors.items())), _Graph())
+        tensors = batch.tensors()
+        shape = frozenset((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items())
+        entry = self._graphs.setdefault((stage, shape), _Graph())
         with capture_stream(self._device):
             if entry.eager_runs < self._warmup_steps:
                 entry.eager_runs += 1
@@ -109,15 +111,15 @@ class GraphCache:
                 return call(batch)
             if entry.graph is None:
                 self._capture(entry, stage, batch, call)
-            assert entry.graph is not None
-            for name, tensor in _tensors(entry.inputs).items():
+            assert entry.graph is not None and entry.inputs is not None and entry.output is not None  # noqa: PT018
+            for name, tensor in entry.inputs.tensors().items():
                 tensor.copy_(tensors[name])
             entry.graph.replay()
             self._counts["replays"] += 1
-            return tuple(output.clone() for output in entry.outputs)
+            return entry.output.clone()
 
     def counts(self) -> dict[str, float]:
-        """Since the last call, as step metrics: cuda_graph/replays, /captures, /eager (passes without a graph), /dropped (moved)."""
+        """Counts since the last call, as step metrics: cuda_graph/replays, /captures, /eager (passes without a graph), /dropped (moved)."""
         counted = {f"cuda_graph/{name}": float(value) for name, value in self._counts.items()}
         self._counts = dict.fromkeys(self._counts, 0)
         return counted
@@ -131,7 +133,7 @@ class GraphCache:
         from megatron.core.full_cuda_graph import get_shared_capture_stream
         from megatron.core.tensor_parallel.random import get_all_rng_states
 
-        inputs = dataclasses.replace(batch, rows=(), lengths=(), **{name: tensor.clone() for name, tensor in _tensors(batch).items()})
+        inputs = batch.clone()
         graph = torch.cuda.CUDAGraph()
         for state in get_all_rng_states().values():
             graph.register_generator_state(state)
@@ -140,17 +142,11 @@ class GraphCache:
         options = {"pool": self._pool, "stream": get_shared_capture_stream(), "capture_error_mode": "thread_local"}
         try:
             with torch.cuda.graph(graph, **options):
-                outputs = call(inputs)
+                output = call(inputs)
         except RuntimeError as error:
             raise RuntimeError(
                 f"policy.cuda_graph: the {stage} pass over a micro-batch of shape {list(batch.input_ids.shape)} cannot be captured "
                 f"({str(error).splitlines()[0]}): set policy.cuda_graph.impl=none"
             ) from error
-        entry.graph, entry.inputs, entry.outputs = graph, inputs, outputs
+        entry.graph, entry.inputs, entry.output = graph, inputs, output
         self._counts["captures"] += 1
-
-
-def _tensors(batch: MicroBatch | None) -> dict[str, torch.Tensor]:
-    assert batch is not None
-    found = ((field.name, getattr(batch, field.name)) for field in dataclasses.fields(batch))
-    return {name: value for name, value in found if isinstance(value, torch.Tensor)}

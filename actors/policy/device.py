@@ -1,4 +1,4 @@
-"""Where the policy computes, chosen once per process; and a shim that lets Megatron-Core, which asks for CUDA by name, run on a CPU.
+"""The device of the policy, chosen once per process; and a shim that lets Megatron-Core, which asks for CUDA by name, run on a CPU.
 
 worker method ── with runtime(device) ──► Megatron ── zeros(device="cuda"), tensor.type(), current_stream() ──► shim ──► CPU
                                       (on CUDA the shim is not there)
@@ -38,7 +38,7 @@ def choose(device: Literal["auto", "cpu", "cuda"], rank: int = 0) -> torch.devic
 
 
 def runtime(device: torch.device) -> AbstractContextManager[Any]:
-    """What Megatron must run inside of. Entered per call: a torch function mode belongs to one thread, and calls come on several."""
+    """The context in which Megatron runs. Entered per call: a torch function mode belongs to one thread, and calls come on several."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
         return nullcontext()
@@ -48,7 +48,7 @@ def runtime(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Begin a stage whose `peak_memory` is wanted."""
+    """To be called at the start of a stage, before `peak_memory`."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
@@ -57,8 +57,8 @@ def peak_memory(device: torch.device, stage: str) -> dict[str, float]:
     """This worker's largest use of the GPU since `reset_peak_memory`, in GiB; nothing on a CPU.
 
     Returns:
-        gpu_memory/<stage>_tensors_gib: of tensors outside CUDA graphs; gpu_memory/<stage>_reserved_gib: of all that torch holds there,
-        graphs' pools and cached memory included.
+        gpu_memory/<stage>_tensors_gib: tensors outside CUDA graphs; gpu_memory/<stage>_reserved_gib: all that torch holds, with graphs'
+        pools and cached memory.
     """
     if device.type == "cpu":
         return {}
@@ -87,7 +87,7 @@ class _CudaMeansCpu(TorchFunctionMode):
 
 
 class _NoStream:
-    """Stands in for the current CUDA stream where there is none: everything is already in order."""
+    """A CUDA stream where there is none: everything is in order already."""
 
     def wait_event(self, event: Any) -> None: ...
 
@@ -101,8 +101,8 @@ def _as_it_is(function: Any = None, **_: Any) -> Any:
 def install_cpu_shim() -> None:
     """Map CUDA calls of Megatron-Core to the CPU, for this process. Idempotent; never call it where CUDA is used.
 
-    Megatron is imported here, so that its fusions for GPUs stay plain functions: decorating them with torch.compile imports torch's
-    compiler, a quarter of the CPU time of starting a worker.
+    Megatron is imported here without torch.compile, with which it decorates its fusions for GPUs: that would import torch's compiler,
+    a quarter of the CPU time of starting a worker.
     """
     global _shim
     if _shim is not None:

@@ -4,11 +4,10 @@
                    one per replica             └─ replica 1:  request ──► execute on worker 4, 5, ..
                                                   (replicas run side by side with different plans)
 
-One call at a time: the policy group sees to that.
+The policy group makes one call at a time.
 
-A request is metadata: the tensors it names come from the data plane. Ray runs one compiled graph per actor at a time, so the
-graph's node is the generic `execute`, and the method to run is part of the request. Pipeline and tensor parallel traffic is
-Megatron's own; the graph only says who runs.
+A request is metadata: the tensors it names come from the data plane. Ray runs one compiled graph per actor at a time, so the graph's
+node is the generic `execute`, and the request names the method. Pipeline and tensor parallel traffic is Megatron's own.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class PlainExecutor:
     compiled = False
 
     def run(self, requests: Sequence[Request], stages: int = 1) -> list[list[Any]]:
-        """Give request r to every worker of replica r; it may take `stages` times the timeout. Returns results: [replica][rank in it].
+        """Give request r to every worker of replica r, with `stages` times the timeout. Returns results: [replica][rank in it].
 
         Raises:
             ActorGoneError, ActorTimeoutError: a worker is lost or silent; the message names it. Or what a worker raised.
@@ -110,7 +109,7 @@ class CompiledExecutor:
             self.close()
             raise
         self.compile_s = time.monotonic() - started
-        # Ray cannot wait for the first of several graphs, and a failure in one replica must not wait for the others.
+        # A thread per replica: Ray cannot wait for the first of several graphs, and one replica's failure must not wait for the others.
         self._threads = ThreadPoolExecutor(len(replicas), "replica") if len(replicas) > 1 else None
 
     compiled = True
@@ -126,7 +125,7 @@ class CompiledExecutor:
         wait_all(refs, what="set how to wait", timeout_s=self._timeout_s)
 
     def run(self, requests: Sequence[Request], stages: int = 1) -> list[list[Any]]:
-        """As `PlainExecutor.run`. Whenever a worker may still be inside the call, the graphs are torn down."""
+        """As `PlainExecutor.run`. When a failed call may still run on a worker, the graphs are torn down."""
         timeout_s = self._timeout_s * stages
         if not self._graphs:
             raise ActorGoneError(f"{requests[0].method}: the compiled graph was torn down ({self._why_closed})")

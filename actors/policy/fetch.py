@@ -1,18 +1,18 @@
 """How columns reach the workers of one replica: the ranks that share a data-parallel index, and so the rows.
 
     independent            leader_broadcast
-    plane ──► rank 0       plane ──► rank 0, the leader ── descriptor, then one broadcast per column ──► ranks 1 .. n-1
-          ──► rank 1                     └── failed: the descriptor says why, and every rank raises
+    plane ──► rank 0       plane ──► rank 0, the leader ── one broadcast ──► ranks 1 .. n-1
+          ──► rank 1                     └── failed: it broadcasts why, and every rank raises
           ──► ...
 
-The data plane is read once per replica instead of once per rank; the broadcast takes the workers' own links.
+With a leader the data plane is read once per replica instead of once per rank; the broadcast takes the workers' own links.
 """
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -28,26 +28,13 @@ class MissingColumnsError(ValueError):
 
 
 class LeaderFetchError(DataPlaneError):
-    """The replica's leader could not read the columns; the message is the leader's. (The leader raises its own error.)"""
-
-
-@dataclass(frozen=True)
-class _Column:
-    """One column on its way: its bytes follow."""
-
-    name: str
-    dtype: torch.dtype
-    shapes: tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True)
-class _Failure:
-    message: str
+    """The replica's leader could not read the columns; the message is the leader's, which raises its own error."""
 
 
 class ColumnReader:
-    """Reads columns for this rank. Building one is a collective of all ranks, and so, with "leader_broadcast", is each read of
-    the replica's ranks. "auto" broadcasts wherever a replica has more than one rank.
+    """Reads columns for this rank. A collective of all ranks to build; with a leader each read is a collective of the replica.
+
+    policy.fetch "auto" has a leader wherever a replica has more than one rank.
 
     Args:
         device: of the policy's tensors: broadcasts go through its memory, over the policy's own backend (NCCL, gloo).
@@ -78,38 +65,27 @@ class ColumnReader:
             )
         if self._group is None:
             return self._plane.get(meta, fields)
-        return self._hand_out(meta, fields) if self._rank == self._leader else self._take()
-
-    def _hand_out(self, meta: KVBatchMeta, fields: Sequence[str]) -> Columns:
-        try:
-            columns = self._plane.get(meta, fields)
-            described = tuple(_Column(name, rows[0].dtype, tuple(tuple(row.shape) for row in rows)) for name, rows in columns.items())
-            buffers = [torch.cat([row.reshape(-1) for row in columns[column.name]]).view(torch.uint8) for column in described]
-        except Exception as error:
-            self._announce(_Failure(f"{type(error).__name__}: {error}"))  # the others wait for a word
-            raise
-        self._announce(described)
-        for buffer in buffers:
-            if len(buffer):
-                torch.distributed.broadcast(buffer.to(self._device), src=self._leader, group=self._group)
-        return columns
-
-    def _take(self) -> Columns:
-        said = self._announce(None)
-        if isinstance(said, _Failure):
-            raise LeaderFetchError(f"policy worker {self._leader}, which reads for worker {self._rank}, failed: {said.message}")
-        columns: Columns = {}
-        for column in said or ():
-            sizes = [torch.Size(shape).numel() for shape in column.shapes]
-            buffer = torch.empty(sum(sizes) * column.dtype.itemsize, dtype=torch.uint8, device=self._device)
-            if len(buffer):
-                torch.distributed.broadcast(buffer, src=self._leader, group=self._group)
-            rows = buffer.cpu().view(column.dtype).split(sizes)
-            columns[column.name] = [row.reshape(shape) for row, shape in zip(rows, column.shapes, strict=True)]
-        return columns
-
-    def _announce(self, said: tuple[_Column, ...] | _Failure | None) -> tuple[_Column, ...] | _Failure | None:
-        """The leader's descriptor, on every rank of the replica."""
-        box = [said]
+        box: list[Any] = [None]
+        failure: Exception | None = None
+        if self._rank == self._leader:
+            try:
+                box = [{name: _pack(rows) for name, rows in self._plane.get(meta, fields).items()}]
+            except Exception as error:  # noqa: BLE001  (the others wait for a word)
+                box, failure = [f"{type(error).__name__}: {error}"], error
         torch.distributed.broadcast_object_list(box, src=self._leader, group=self._group, device=self._device)
-        return box[0]
+        if failure is not None:
+            raise failure
+        if isinstance(box[0], str):
+            raise LeaderFetchError(f"policy worker {self._leader}, which reads for worker {self._rank}, failed: {box[0]}")
+        return {name: _unpack(*packed) for name, packed in box[0].items()}
+
+
+def _pack(rows: list[torch.Tensor]) -> tuple[bytearray, torch.dtype, list[torch.Size]]:
+    """The bytes of all rows (tensors take longer to pickle), dtype and shapes."""
+    joined = torch.cat([row.reshape(-1) for row in rows])
+    return bytearray(joined.view(torch.uint8).numpy()), joined.dtype, [row.shape for row in rows]
+
+
+def _unpack(values: bytearray, dtype: torch.dtype, shapes: list[torch.Size]) -> list[torch.Tensor]:
+    joined = torch.frombuffer(values, dtype=dtype) if values else torch.empty(0, dtype=dtype)
+    return [row.reshape(shape) for row, shape in zip(joined.split([shape.numel() for shape in shapes]), shapes, strict=True)]

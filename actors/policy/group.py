@@ -3,19 +3,18 @@
     task ──train(meta)──► PolicyGroup ──Executor: a plan per replica──► worker 0 .. worker N-1   (one process per GPU)
                               └── plan_batch: metadata only                  └── columns: get/put ──► data plane
 
-Stages go through the executor (a compiled graph or plain actor calls); start-up, export and optimizer resets are ordinary
-actor calls. The group runs one of them at a time, so they never overlap on a worker. The stages of a step may be sent ahead: they are
-planned when they come, and begin when it is their turn (turns.py).
+Stages go through the executor (a compiled graph or plain actor calls); start-up, export and optimizer resets are ordinary actor calls.
+The group makes one call at a time, so none overlap on a worker. The stages of a step may be sent ahead: they are planned when they come,
+and begin when it is their turn (turns.py).
 """
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Concatenate, cast
+from typing import Any
 
 import ray
 
@@ -30,24 +29,13 @@ from actors.models.flops import training_flops
 from actors.policy.executors import Request, build_executor
 from actors.policy.turns import Turn, Turns
 from actors.policy.warm_up import warm_up
-from actors.policy.worker_actor import Objective, PolicyWorkerActor, free_port
+from actors.policy.worker_actor import PolicyWorkerActor, free_port
 from actors.refit.direct import Sender
 from actors.waiting import wait_all
 from configs.deadlines import Deadlines
 from configs.policy import OptimizerConfig, PolicyConfig
 
 _MEMORY = "gpu_memory/"  # metrics of one worker; the largest of all is reported
-
-
-def _one_at_a_time[**P, R](method: Callable[Concatenate[PolicyGroup, P], R]) -> Callable[Concatenate[PolicyGroup, P], R]:
-    """A worker can do one thing at a time, however many threads the group's actor has."""
-
-    @functools.wraps(method)
-    def call(self: PolicyGroup, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self._lock:
-            return method(self, *args, **kwargs)
-
-    return cast("Callable[Concatenate[PolicyGroup, P], R]", call)
 
 
 class PolicyGroup:
@@ -71,7 +59,7 @@ class PolicyGroup:
         self._deadlines = Deadlines(
             generation=refit_plan.engine_timeout_s, data_plane=timeout_s, policy=config.call_timeout_s, updates=config.updates_per_step
         )
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # a worker does one thing at a time, however many threads this actor has
         self._turns = Turns(self._deadlines.policy_stage)
         self._refit_plan = refit_plan
         self._engines: EnginePool | None = None  # known at the first refit
@@ -85,15 +73,13 @@ class PolicyGroup:
             for rank in range(config.parallel.world_size)
         ]
 
-    @_one_at_a_time
     def ready(self) -> str:
         """Build the model on every worker, compile the graph, and warm up. A line for the log."""
         info = self._on_all("setup")[0]
         self._row_multiple = self._config.parallel.row_multiple(info["device"])
         named = list(self._named_workers().items())
         replicas = [dict(named[rank] for rank in ranks) for ranks in self._config.parallel.replicas]
-        graph = self._config.compiled_graph
-        self._executor, how = build_executor(replicas, self._deadlines.workers, graph)
+        self._executor, how = build_executor(replicas, self._deadlines.workers, self._config.compiled_graph)
         plane = connect(self._address, timeout_s=self._timeout_s)
         warm = warm_up(
             self._config, plane, self._longest, lambda request, meta: self._run(request.method, self._plan(meta), *request.arguments)
@@ -104,12 +90,14 @@ class PolicyGroup:
         seconds = ", ".join(f"{stage} {value:.1f} s" for stage, value in warm.items())
         return (
             f"{len(self._workers)} worker(s) on {info['device']}, {info['parameters']:,} parameters, {info['optimizer']}; {how}; "
-            f"{_graphs(self._config.cuda_graph.impl, captured=info['cuda_graphs'])}; "
-            f"warm-up: {seconds}"
+            f"{info['cuda_graphs']}; warm-up: {seconds}"
         )
 
-    def train(self, meta: KVBatchMeta, objective: Objective, turn: Turn | None = None) -> dict[str, float]:
-        """`updates_per_step` optimizer steps (one for sft) over the batch.
+    def train(self, meta: KVBatchMeta, objective: str, turn: Turn | None = None) -> dict[str, float]:
+        """Optimizer steps over the batch.
+
+        Args:
+            objective: policy.loss.objective, of rollouts: `updates_per_step` steps, and a new weight version. Or "sft": one step.
 
         Returns:
             Means over them (maxima of `/max` and `gpu_memory/`, sums of `cuda_graph/`), padding_waste (the part of the computed tokens
@@ -118,14 +106,14 @@ class PolicyGroup:
         Raises:
             ValueError: a batch that does not divide. ActorGoneError, ActorTimeoutError: a worker is lost. WithdrawnError: not begun.
         """
-        updates = self._config.updates_per_step if objective == "grpo" else 1
+        of_rollouts = objective == self._config.loss.objective
+        updates = self._config.updates_per_step if of_rollouts else 1
         size = len(meta) // updates
-        plans = [self._plan(meta.slice(update * size, (update + 1) * size) if updates > 1 else meta) for update in range(updates)]
+        plans = [self._plan(meta.slice(update * size, (update + 1) * size)) for update in range(updates)]
         with self._in_turn(turn):
             started = time.monotonic()
             history = self._train(plans, objective)
-            if objective == "grpo":
-                self._version += 1
+            self._version += of_rollouts
             seconds = time.monotonic() - started
         metrics = {name: _over_updates(name, [h[name] for h in history]) for name in history[0]}
         flops = training_flops(self._model_path, meta.sequence_lengths)
@@ -145,24 +133,21 @@ class PolicyGroup:
             metrics = self._run("logprob", plan, column, reference)
             return {"logprob_s": time.monotonic() - started} | {name: metrics[name] for name in metrics if name.startswith(_MEMORY)}
 
-    @_one_at_a_time
     def evaluate(self, meta: KVBatchMeta) -> dict[str, float]:
         """The supervised loss of the present weights over the batch, without an update. Returns loss, entropy, response_tokens."""
         return self._run("evaluate", self._plan(meta))
 
     def withdraw(self, step: int) -> None:
-        """Stages of this step that were sent ahead do not begin any more."""
+        """Stages of this step that were sent ahead do not begin."""
         self._turns.withdraw(step)
 
-    @_one_at_a_time
     def snapshot_reference(self) -> None:
         """Make the current weights the reference policy."""
-        self._on_all("call", "snapshot_reference")
+        self._call("snapshot_reference")
 
-    @_one_at_a_time
     def reset_optimizer(self, optimizer: OptimizerConfig) -> None:
         """Fresh moments and schedule."""
-        self._on_all("reset_optimizer", optimizer)
+        self._call("reset_optimizer", optimizer)
 
     def data_plane_usage(self) -> dict[str, OperationUsage]:
         """What the workers' data-plane clients did so far, together."""
@@ -203,10 +188,9 @@ class PolicyGroup:
         wait_all(refs, what="refit: export", timeout_s=self._config.timeout_s)
         return engines.update_weights(weights, self._version, options.mode, options.recompute_kv_cache)
 
-    @_one_at_a_time
     def save_hf(self, path: str) -> None:
         """Write the weights as a Hugging Face directory."""
-        self._on_all("call", "save_hf", path)
+        self._call("save_hf", path)
 
     @contextmanager
     def _in_turn(self, turn: Turn | None) -> Iterator[None]:
@@ -223,7 +207,7 @@ class PolicyGroup:
             sequence_align=parallel.sequence_multiple,
         )
 
-    def _train(self, plans: list[BatchPlan], objective: Objective) -> list[dict[str, float]]:
+    def _train(self, plans: list[BatchPlan], objective: str) -> list[dict[str, float]]:
         replicas = zip(*(plan.shards for plan in plans), strict=True)
         requests = [Request("train_steps", (shards, objective)) for shards in replicas]
         updates = zip(*self._execute(requests, stages=len(plans)), strict=True)
@@ -233,22 +217,23 @@ class PolicyGroup:
         return _of_all([rank or {} for rank in self._execute([Request(method, (shard, *arguments)) for shard in plan.shards])])
 
     def _execute(self, requests: list[Request], stages: int = 1) -> list[Any]:
-        results: list[list[Any]] = self._executor.run(requests, stages)
+        with self._lock:
+            results = self._executor.run(requests, stages)
         return [rank for replica in results for rank in replica]
 
+    def _call(self, method: str, *arguments: Any) -> list[Any]:
+        """A method of every `PolicyWorker`."""
+        with self._lock:
+            return self._on_all("call", method, *arguments)
+
     def _on_all(self, method: str, *arguments: Any) -> list[Any]:
+        """A method of every worker's actor."""
         refs = {name: getattr(worker, method).remote(*arguments) for name, worker in self._named_workers().items()}
         what = str(arguments[0]) if method == "call" else method
         return list(wait_all(refs, what=what, timeout_s=self._config.timeout_s).values())
 
     def _named_workers(self) -> dict[str, Any]:
         return {f"policy-worker-{rank}": worker for rank, worker in enumerate(self._workers)}
-
-
-def _graphs(impl: str, *, captured: bool) -> str:
-    if impl == "none":
-        return "no CUDA graphs"
-    return f"CUDA graphs: {impl}" if captured else f"CUDA graphs: {impl} asked for, but the policy is on a CPU: all passes are eager"
 
 
 def _of_all(ranks: list[dict[str, float]]) -> dict[str, float]:

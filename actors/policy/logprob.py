@@ -3,8 +3,8 @@
     hidden [T, B, H] ── slice ──► logits [t, B, V/TP] ──► log p(token), entropy      (one slice's logits alive at a time)
                                      └── recomputed in the backward pass when there is more than one slice
 
-The vocabulary may be split over a process group, as Megatron's output layer splits it. On CUDA the logits stay in the dtype in which
-they were computed, are read once (vocab_kernels.py), and turn into their own gradient; on a CPU all is plain torch in float32.
+The vocabulary may be split over a process group, as by Megatron's output layer. On CUDA the logits keep their dtype, are read once
+(vocab_kernels.py), and are overwritten by their own gradient; on a CPU all is plain torch in float32.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ def token_logprobs(
     tokens: torch.Tensor,
     temperature: float,
     shard: VocabShard,
-    slice_elements: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """log p(tokens[:, t] | tokens[:, :t]) under softmax(logits / temperature), computed in float32.
 
@@ -55,13 +54,12 @@ def token_logprobs(
         project: [t, B, H] -> logits [t, B, shard.width], any float dtype.
         tokens: [B, T] int64.
         temperature: of sampling, so that these are the log-probabilities of the distribution that was sampled from.
-        slice_elements: most logits of a slice; default: one of the constants above.
 
     Returns:
         Log-probabilities and entropies (nats; no gradient) of the distribution each token came from: [B, T] float32, 0 at t = 0.
     """
     # Position t predicts token t + 1.
-    logprobs, entropies = label_logprobs(hidden[:-1], project, tokens[:, 1:], temperature, shard, slice_elements)
+    logprobs, entropies = label_logprobs(hidden[:-1], project, tokens[:, 1:], temperature, shard)
     return torch.nn.functional.pad(logprobs, (1, 0)), torch.nn.functional.pad(entropies, (1, 0))
 
 
@@ -71,13 +69,10 @@ def label_logprobs(
     labels: torch.Tensor,
     temperature: float,
     shard: VocabShard,
-    slice_elements: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `token_logprobs`, of the token that each position is to predict: labels [B, T] int64 -> two of [B, T] float32."""
+    """As `token_logprobs`, of the tokens to predict at each position: labels [B, T] int64 -> two of [B, T] float32."""
     targets = labels.t()
-    if slice_elements is None:
-        slice_elements = _slice_elements(hidden)
-    step = max(1, slice_elements // (labels.shape[0] * shard.width))
+    step = max(1, _slice_elements(hidden) // (labels.shape[0] * shard.width))
 
     def one_slice(part: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = project(part)

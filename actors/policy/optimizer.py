@@ -23,7 +23,7 @@ def build_optimizer(
     Call `scheduler.step(1)` before each `optimizer.step()`: the first step then has 1/warmup_steps of the rate, not 0.
 
     Raises:
-        ValueError: the rate is to fall, and nobody has said over how many steps (`OptimizerConfig.over`).
+        ValueError: the learning rate is to fall over an unknown number of steps (`OptimizerConfig.over`).
     """
     if config.decay_style != "constant" and config.decay_steps is None:
         raise ValueError(f"decay_style {config.decay_style!r} without decay_steps: take OptimizerConfig.over(updates of the run)")
@@ -61,11 +61,7 @@ def build_optimizer(
 
 
 def clip_and_step(optimizer: MegatronOptimizer, grad_norm: float | torch.Tensor) -> None:
-    """What `optimizer.step()` does after `prepare_grads()` and `get_grad_norm()`, which it would do a second time.
-
-    Args:
-        grad_norm: what `get_grad_norm()` returned.
-    """
+    """What `optimizer.step()` does after `prepare_grads()` and `get_grad_norm()`, whose result is `grad_norm`."""
     if optimizer.config.clip_grad > 0:
         clip_grad_by_total_norm_fp32(optimizer.get_parameters(), optimizer.config.clip_grad, grad_norm)
     optimizer.step_with_ready_grads()

@@ -1,12 +1,11 @@
-"""Whose turn it is at the policy group, when the stages of a step are sent to it ahead of time.
+"""The order of a step's stages at the policy group, when they are sent to it ahead of time.
 
     logprob ──────┐
                   ├► train ─► refit        calls of one step: they may come at once, and in any order
     ref_logprob ──┘
 
-A stage that is sent only when the one before has come back waits for both ways and for two task runs. Sent ahead, it is planned while the
-others compute, and begins when they have ended well: not when they fail (they may be repeated, and it goes on waiting), and never once
-its step was withdrawn.
+A stage that is sent ahead is planned while the others compute, and begins when the stages before it have succeeded. After a failure it
+goes on waiting, since a failed stage may be repeated. Once its step is withdrawn it never begins.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from actors.waiting import ActorTimeoutError
 
 
 class WithdrawnError(RuntimeError):
-    """A stage was not begun, and will not be: its step was given up."""
+    """A stage will not begin: its step was withdrawn."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """The place of a call.
+    """The place of a call in its step.
 
     Attributes:
-        after: stages of the same step that must have ended well before this one begins.
+        after: stages of the same step that must have succeeded before this one begins.
     """
 
     step: int
@@ -38,15 +37,15 @@ class Turn:
 
     @property
     def patience(self) -> int:
-        """Stages that may run before this one's answer comes, itself included."""
+        """The number of stages that run until this one's answer, itself included."""
         return 1 + len(self.after)
 
 
 class Turns:
-    """Of one run, whose steps come one after the other. For several threads.
+    """The turns of one run, whose steps come one after the other. Thread-safe.
 
     Args:
-        timeout_s: longest time for which a waiting call may see no other begin or end.
+        timeout_s: longest time in which a waiting call sees no other begin or end.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -58,10 +57,10 @@ class Turns:
 
     @contextmanager
     def take(self, turn: Turn) -> Iterator[None]:
-        """Wait for the turn; the block is the stage, which has ended well unless it raises.
+        """Wait for the turn; the block is the stage, which has succeeded unless it raises.
 
         Raises:
-            WithdrawnError: the step was withdrawn before. ActorTimeoutError: nothing went on before it.
+            WithdrawnError: the step was withdrawn. ActorTimeoutError: no stage began or ended for `timeout_s`.
         """
         self._wait(turn)
         try:
@@ -72,7 +71,7 @@ class Turns:
         self._note(turn)
 
     def withdraw(self, step: int) -> None:
-        """Stages of this step, and of those before it, that wait or are still to come do not begin any more."""
+        """Stages of this step and of earlier ones that wait, or come later, do not begin."""
         with self._changed:
             self._withdrawn = step
             self._changed.notify_all()

@@ -1,5 +1,5 @@
-"""One synthetic batch of the worst-case shape through every stage before step 1, so that no step pays for first-time work
-(allocators, kernels, gloo and NCCL connections, graph captures). Weights, optimizer, schedule and random state stay as they are.
+"""One synthetic batch of the worst-case shape through every stage before step 1: first-time work (allocators, kernels, gloo and NCCL
+connections, graph captures) is done then. Weights, optimizer, schedule and random state stay as they are.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import torch
 
 from actors.data_plane.interface import DataPlane
 from actors.data_plane.meta import KVBatchMeta
-from actors.policy.columns import train_columns
+from actors.policy.batch import BASE
 from actors.policy.executors import Request
+from actors.policy.objectives import registry as objectives
 from configs.base import ConfigError
 from configs.policy import PolicyConfig
 
@@ -21,7 +22,7 @@ _LOGPROBS = "warm_up_logprobs"
 
 
 def warm_up(config: PolicyConfig, plane: DataPlane, longest: int, run: Callable[[Request, KVBatchMeta], object]) -> dict[str, float]:
-    """Run the stages over synthetic samples. Returns seconds per stage, by a wall clock.
+    """Run the stages over synthetic samples. Returns wall-clock seconds per stage.
 
     Args:
         longest: tokens of a sample when `compiled_graph.warmup_seq_len` does not say.
@@ -31,7 +32,7 @@ def warm_up(config: PolicyConfig, plane: DataPlane, longest: int, run: Callable[
         ConfigError: a batch size that does not divide, or samples longer than `longest`.
     """
     meta = _put(config, plane, *_shape(config, longest))
-    requests = {"train": Request("warm_up", ("grpo",))}
+    requests = {"train": Request("warm_up", (config.loss.objective,))}
     if config.why_no_logprob() is None or config.why_no_ref_logprob() is None:
         requests = {"logprob": Request("logprob", (_LOGPROBS, False)), **requests}
     passes = 1 if config.cuda_graph.impl == "none" else config.cuda_graph.warmup_steps + 1  # the last one captures
@@ -66,7 +67,7 @@ def _shape(config: PolicyConfig, longest: int) -> tuple[int, int]:
 
 
 def _put(config: PolicyConfig, plane: DataPlane, samples: int, length: int) -> KVBatchMeta:
-    names = train_columns(config, "grpo")
+    names = (*BASE, *objectives.build(config.loss.objective, config).columns)
     plane.register_partition(PARTITION, fields=[*names, _LOGPROBS])
     meta = KVBatchMeta(
         partition_id=PARTITION,

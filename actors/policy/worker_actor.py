@@ -1,8 +1,8 @@
 """The Ray side of a policy worker: a plain `PolicyWorker`, one call at a time.
 
-Stages come in through `execute` (a compiled graph's node, or an actor call), other methods of the `PolicyWorker` through `call`, and what
-an actor adds to it through methods of its own. A compiled graph runs `execute` on a background thread beside ordinary calls: the group
-lets only one call out at a time, and a second one is refused here.
+Stages come in through `execute` (a compiled graph's node, or an actor call), other methods of the `PolicyWorker` through `call`; what only
+an actor can do has methods of its own. A compiled graph runs `execute` on a background thread beside ordinary calls: the group
+makes one call at a time, and a second one is refused here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import ray
 
@@ -24,20 +24,7 @@ from actors.heap import freeze_heap
 from actors.policy.executors import Request
 from actors.refit import transports
 from actors.refit.transports import SharedBuffer, Transfer
-from configs.policy import OptimizerConfig, PolicyConfig
-
-Objective = Literal["sft", "grpo"]
-# Stages and their arguments.
-_STAGES = {
-    "train_steps": ("plans", "objective"),
-    "logprob": ("plan", "column", "reference"),
-    "evaluate": ("plan",),
-    "warm_up": ("plan", "objective"),
-}
-
-
-class MalformedRequestError(TypeError):
-    """A request that names no stage method, or has other arguments than it takes; the message has both."""
+from configs.policy import PolicyConfig
 
 
 class OverlapError(RuntimeError):
@@ -76,15 +63,11 @@ class PolicyWorkerActor:
         return self._plane.usage()
 
     def execute(self, packed: bytes) -> bytes:
-        """Run a stage's method: a packed `Request` comes in, its packed result goes out.
-
-        Raises:
-            MalformedRequestError, OverlapError, or what the method raises.
-        """
-        return Request.answer(packed, self._stage)
+        """`call` with a packed `Request`; returns the packed result."""
+        return Request.answer(packed, lambda request: self.call(request.method, *request.arguments))
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Any other method of the `PolicyWorker`.
+        """A method of the `PolicyWorker`.
 
         Raises:
             OverlapError, or what the method raises.
@@ -92,34 +75,16 @@ class PolicyWorkerActor:
         with self._alone(method):
             return getattr(self._worker, method)(*arguments)
 
-    def _stage(self, request: Request) -> Any:
-        wanted = _STAGES.get(request.method)
-        if wanted is None:
-            raise MalformedRequestError(f"wanted one of {', '.join(_STAGES)}, got {request.method!r}")
-        got = [type(argument).__name__ for argument in request.arguments]
-        if len(wanted) != len(got):
-            raise MalformedRequestError(f"{request.method}: wanted {', '.join(wanted)}; got {len(got)} argument(s): {', '.join(got)}")
-        if request.method != "train_steps":
-            return self.call(request.method, *request.arguments)
-        plans, objective = request.arguments  # up to the first that fails: the worker does not wait for the group between two
-        with self._alone(request.method):
-            return [self._worker.train(plan, objective) for plan in plans]
-
     def setup(self) -> dict[str, Any]:
-        """`PolicyWorker.setup`."""
+        """`PolicyWorker.setup`, and what the transport of weights needs before the first refit."""
         info: dict[str, Any] = self.call("setup")
         if self._leads and self._transport == "nccl":
             transports.prepare_broadcast()
         return info
 
     def ready(self) -> None:
-        """After the warm-up."""
+        """To be called after the warm-up."""
         freeze_heap()
-
-    def reset_optimizer(self, optimizer: OptimizerConfig) -> None:
-        """`PolicyWorker.reset_optimizer`."""
-        self.call("reset_optimizer", optimizer)
-        freeze_heap()  # frees the optimizer that was there
 
     def rendezvous(self) -> tuple[str, int]:
         """Address and free port of this worker's host, at which a broadcast's ranks can meet."""

@@ -78,6 +78,8 @@ def test_bad_input_names_the_field(override: str, words: list[str]) -> None:
         ("data_plane.capacity_samples=1023", ["capacity_samples (1023)", "128 groups x 8", "1024"]),
         ("asynchronous.buffer_capacity=63", ["buffer_capacity (63 groups)", "prompts_per_step (64)"]),
         ("asynchronous={max_trajectory_age_steps: 2, in_flight_weight_updates: false}", ["max_trajectory_age_steps = 2", "in_flight"]),
+        ("policy.loss.objective=grop", ["policy.loss.objective", "did you mean 'grpo'"]),
+        ("policy.loss.advantages=group_relativ", ["policy.loss.advantages", "did you mean 'group_relative'"]),
         ("asynchronous.sampler=windowd", ["asynchronous.sampler", "did you mean 'windowed'"]),
     ],
 )

@@ -18,13 +18,15 @@ from hypothesis import strategies as st
 from actors.data_plane.in_memory import MemoryPlane
 from actors.environments import Problem
 from actors.models.scratch_model import write_scratch_model
-from actors.policy.loss import sft_loss
+from actors.policy.objectives.sft import Sft
 from actors.rollout.examples import build_problems, read_rows, split_rows
 from actors.rollout.prompts import PromptEncoder, PromptStream
 from actors.rollout.supervised import SampleReader, SampleStream, SampleTooLongError, SupervisedBatches
 from configs.base import ConfigError
 from configs.model import ModelConfig
+from configs.policy import PolicyConfig
 from configs.sft import SupervisedDataConfig
+from tests.actors.policy.objectives.batches import loss_of, micro_batch
 
 ROWS = [("1 + 2", "3"), ("zwölf", "twelve"), ("two\nlines", " spaces ")]
 
@@ -264,5 +266,6 @@ def test_the_loss_is_on_response_tokens_only(encoder: PromptEncoder) -> None:
     wanted = -sum(
         float(logprobs[row, position]) for row, sample in enumerate(drawn) for position in range(len(sample.prompt), len(sample))
     ) / sum(len(sample.response) for sample in drawn)
-    loss, _ = sft_loss(logprobs, mask, torch.stack(columns["sample_mask"]), global_tokens=tokens)
+    b = micro_batch(mask, torch.stack(columns["sample_mask"]), {}, tokens=tokens, sequences=len(drawn))
+    loss, _ = loss_of(Sft(PolicyConfig()), b, logprobs)
     assert float(loss) == pytest.approx(wanted, rel=1e-6)

@@ -94,8 +94,7 @@ def test_weights_that_move_are_captured_anew(tmp_path: Path) -> None:
 
         def logprobs() -> tuple[dict[str, float], list[torch.Tensor]]:
             policy.logprob(plan, "policy_logprobs")
-            assert policy._graphs is not None
-            return policy._graphs.counts(), plane.get(meta.with_fields("policy_logprobs"), ["policy_logprobs"])["policy_logprobs"]
+            return policy._passes.counts(), plane.get(meta.with_fields("policy_logprobs"), ["policy_logprobs"])["policy_logprobs"]
 
         logprobs()
         before, old = logprobs()
@@ -108,3 +107,29 @@ def test_weights_that_move_are_captured_anew(tmp_path: Path) -> None:
     assert (moved["cuda_graph/dropped"], moved["cuda_graph/captures"], again["cuda_graph/replays"]) == (1, 1, 2)
     assert not torch.equal(torch.cat(old), torch.cat(eager))
     assert torch.equal(torch.cat(eager), torch.cat(replayed))
+
+
+def test_supervised_steps_replay_the_graphs_of_grpo_steps(tmp_path: Path) -> None:
+    """Objectives differ in their weight columns only; the results are those of eager supervised steps, bit for bit."""
+    model = tiny.write_model(tmp_path / "model", "qwen3", tied=True)
+    found = {}
+    for impl in ("none", "full_iteration"):
+        config = PolicyConfig(
+            device="cuda", dtype="bfloat16", batching=LAYOUTS["padded"], cuda_graph={"impl": impl, "warmup_steps": 1},
+            optimizer={"lr": 1e-3}, loss={"importance_sampling": "token"},
+        )  # fmt: skip
+        plane = MemoryPlane()
+        plane.register_partition("train", fields=FIELDS)
+        meta, columns = tiny.batch(5, 96, rows=ROWS)
+        plan = plan_batch(plane.put(meta, columns), config.batching, data_parallel=1).shards[0]
+        (tmp_path / impl).mkdir()
+        with worker(config, model, plane, tmp_path / impl) as policy:
+            found[impl] = [policy.train(plan, objective) for objective in ("grpo", "grpo", "sft", "sft")]
+    eager, graphs = (
+        [{name: value for name, value in step.items() if not name.startswith(("cuda_graph/", "gpu_memory/"))} for step in steps]
+        for steps in found.values()
+    )
+    assert graphs == eager
+    captured = [step["cuda_graph/captures"] for step in found["full_iteration"]]
+    assert sum(captured[:2]) == 1
+    assert captured[2:] == [0, 0]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from actors.policy import logprob
 from actors.policy.logprob import VocabShard, token_logprobs, vocab_logprobs
 
 pytestmark = pytest.mark.gpu
@@ -35,10 +36,13 @@ def plain(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor, shar
 
 @pytest.mark.parametrize("slices", [1, 7])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)])
-def test_equals_the_plain_path_with_gradients(shard: VocabShard, dtype: torch.dtype, tolerance: float, slices: int) -> None:
+def test_equals_the_plain_path_with_gradients(
+    shard: VocabShard, dtype: torch.dtype, tolerance: float, slices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logprob, "CUDA_KEPT_ELEMENTS", -(-T // slices) * B * shard.width)
     hidden, weight, tokens = tensors(shard, dtype)
     project: Callable[[torch.Tensor], torch.Tensor] = lambda part: part @ weight.t()  # noqa: E731
-    ours, entropy = token_logprobs(hidden, project, tokens, 0.8, shard, slice_elements=-(-T // slices) * B * shard.width)
+    ours, entropy = token_logprobs(hidden, project, tokens, 0.8, shard)
     theirs, their_entropy = plain(hidden, weight, tokens, shard)
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)  # both from the same logits
     torch.testing.assert_close(entropy, their_entropy, atol=1e-4, rtol=1e-4)

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from actors.data_plane.in_memory import MemoryPlane
 from actors.data_plane.meta import KVBatchMeta
-from actors.policy.advantages import group_advantages
+from actors.policy.objectives.advantages import group_relative
+from configs.policy import LossConfig
 from tasks import advantage as stage
 from tasks.advantage import by_group, drop_dead_groups, group_metrics, zero_variance
 
@@ -59,7 +60,7 @@ def test_dynamic_sampling_keeps_every_live_row_and_divides(alive: list[bool], si
 @given(st.lists(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=2, max_size=4), min_size=1, max_size=6), st.booleans())
 def test_groups_without_variance_are_those_without_an_advantage(rewards: list[list[float]], normalize: bool) -> None:
     meta = batch(rewards)
-    dead = [rows for rows, group in zip(by_group(meta), rewards, strict=True) if not any(group_advantages(group, normalize=normalize))]
+    dead = [rows for rows, group in zip(by_group(meta), rewards, strict=True) if not any(group_relative(group, normalize=normalize))]
     assert zero_variance(meta) == dead
 
 
@@ -74,7 +75,7 @@ def test_dropped_rows_leave_their_group_s_mean_and_the_batch_s() -> None:
     plane = MemoryPlane()
     plane.register_partition("train", fields=("sample_mask", "advantages"))
     plane.put(meta, {"sample_mask": [torch.tensor(1.0)] * len(meta)})
-    values = written_advantages(plane, meta)
+    values = written_advantages(plane, meta, LossConfig(normalize_advantages=False))
     assert values == pytest.approx([0.5, -0.5, 0, 0, 0, 0, 0, 0, 0])
 
 
@@ -84,9 +85,18 @@ def test_a_batch_of_which_everything_is_dropped_has_no_reward_and_no_gradient() 
     assert zero_variance(meta) == [[0, 1]]
 
 
-def written_advantages(plane: MemoryPlane, meta: KVBatchMeta) -> list[float]:
+def test_advantages_by_a_function_of_ones_own() -> None:
+    meta = dropped(batch([[1.0, 0.0, 0.25], [2.0, 2.5]]), {1})
+    plane = MemoryPlane()
+    plane.register_partition("train", fields=("sample_mask", "advantages"))
+    plane.put(meta, {"sample_mask": [torch.tensor(1.0)] * len(meta)})
+    loss = LossConfig(advantages="tests.actors.policy.objectives.own:above_the_worst")
+    assert written_advantages(plane, meta, loss) == [0.75, 0, 0, 0, 0.5]
+
+
+def written_advantages(plane: MemoryPlane, meta: KVBatchMeta, loss: LossConfig) -> list[float]:
     """What the stage writes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stage, "connect", lambda address, timeout_s: plane)
-        result = stage.advantage.fn(None, 1, meta, False, None, 5.0)
+        result = stage.advantage.fn(None, 1, meta, loss, None, 5.0)
     return [float(value) for value in plane.get(result.meta, ["advantages"])["advantages"]]

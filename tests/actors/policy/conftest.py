@@ -38,6 +38,7 @@ GRPO = {
     "recompute_logprobs": "always",
 }
 CORRECTED = GRPO | {"loss": {"importance_sampling": "token", "importance_cap": 2.0, "max_sequence_logprob_error": 3.5}}
+OWN = "tests.actors.policy.objectives.own"
 GRPO_STEPS = ("snapshot", "logprob", "reference", "grpo", "grpo", "grpo", "export")
 BATCHING = {mode: {"mode": mode, "tokens_per_micro_batch": 64} for mode in ("dynamic", "packed")}
 BUCKETED = {"micro_batch_size": 2, "token_buckets": [16, 24]}
@@ -123,6 +124,7 @@ def _single(models: dict[str, Path], layout: str) -> list[Job]:
         Job("missing", llama, ("grpo",), policy=on_policy | {"recompute_logprobs": "always"}),
         Job("moved", llama, ("snapshot", "grpo", "reference", "logprob", "export"), policy=on_policy),
         Job("reset", llama, ("sft", "sft", "reset", "sft", "sft", "sft", "sft", "sft"), policy={"optimizer": {"lr": 1e-3}}),
+        Job("own", llama, ("grpo", "grpo", "export"), policy=on_policy | {"loss": {"objective": f"{OWN}:FilteredImitation"}}),
         Job("save", str(models["scratch"]), ("sft", "save", "export"), policy=on_policy),
         Job("bfloat16", llama, ("logprob", "sft", "sft", "export"), policy={"dtype": "bfloat16", "optimizer": {"lr": 1e-2}}),
     ]

@@ -78,7 +78,7 @@ def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[
                 worker.snapshot_reference()
             case "sft" | "grpo" | "poison":
                 try:
-                    results["metrics"].append(worker.train(plan, "sft" if action == "sft" else "grpo"))
+                    results["metrics"].append(worker.train(plan, "sft" if action == "sft" else config.loss.objective))
                 except (FloatingPointError, ValueError, PeerLostError, DataPlaneError) as error:
                     results["error"] = repr(error)
             case "warm_up":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 
@@ -47,8 +46,9 @@ def test_every_token_is_where_the_plan_puts_it_and_the_rest_is_zero(case: tuple[
     plan, columns = case
     for number, (part, batch) in enumerate(zip(plan.micro_batches, build(columns, plan, CPU), strict=True)):
         assert batch.input_ids.shape == batch.position_ids.shape == part.shape
-        assert batch.token_mask.shape == batch.generation_logprobs.shape == (part.sequences, part.longest)  # type: ignore[union-attr]
-        assert batch.sample_mask.shape == batch.advantages.shape == (part.sequences,)  # type: ignore[union-attr]
+        per_token = {"token_mask": batch.token_mask, "sample_mask": batch.sample_mask, **batch.columns}
+        assert set(per_token) == {"token_mask", "sample_mask", "generation_logprobs", "advantages"}
+        assert {tensor.shape for tensor in per_token.values()} == {(part.sequences, part.longest)}
         assert batch.rows == part.rows
         for i, row in enumerate(part.rows):
             ids = columns["input_ids"][row]
@@ -56,16 +56,10 @@ def test_every_token_is_where_the_plan_puts_it_and_the_rest_is_zero(case: tuple[
             assert torch.equal(batch.input_ids[line, span], ids)
             assert torch.equal(batch.position_ids[line, span], torch.arange(len(ids)))
             batch.input_ids[line, span] = 0
-            for name in ("token_mask", "generation_logprobs"):
-                column = getattr(batch, name)
-                assert torch.equal(column[i, : len(ids)], columns[name][row])
+            for name, column in per_token.items():
+                assert torch.equal(column[i, : len(ids)], columns[name][row].expand(len(ids)))  # a row's one value is each token's
                 column[i, : len(ids)] = 0
-            for name in ("sample_mask", "advantages"):
-                assert getattr(batch, name)[i] == columns[name][row]
-                getattr(batch, name)[i] = 0
-        for tensor in (batch.input_ids, batch.token_mask, batch.generation_logprobs, batch.sample_mask, batch.advantages):
-            assert tensor is not None
-            assert not tensor.any()
+        assert not any(tensor.any() for tensor in (batch.input_ids, *per_token.values()))
 
 
 @given(cases())
@@ -199,13 +193,12 @@ def worker_batches(plane: DataPlane, partition: str, mode: str, data_parallel: i
 
 
 def assert_same_bytes(one: MicroBatch, other: MicroBatch) -> None:
-    for field in fields(MicroBatch):
-        a, b = getattr(one, field.name), getattr(other, field.name)
-        if isinstance(a, torch.Tensor):
-            assert (a.dtype, a.shape) == (b.dtype, b.shape), field.name
-            assert a.contiguous().numpy().tobytes() == b.contiguous().numpy().tobytes(), field.name
-        else:
-            assert a == b, field.name
+    assert (one.rows, one.lengths) == (other.rows, other.lengths)
+    assert one.tensors().keys() == other.tensors().keys()
+    for name, a in one.tensors().items():
+        b = other.tensors()[name]
+        assert (a.dtype, a.shape) == (b.dtype, b.shape), name
+        assert a.contiguous().numpy().tobytes() == b.contiguous().numpy().tobytes(), name
 
 
 @pytest.fixture(scope="module")

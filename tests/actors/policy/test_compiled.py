@@ -92,12 +92,12 @@ class Group(PolicyGroup):
         else:
             self._executor = CompiledExecutor(replicas, 60.0)
         self._on_workers(_swap_reference)
-        self._on_all("call", "snapshot_reference")
-        self._on_all("reset_optimizer", self._config.optimizer)
+        self._call("snapshot_reference")
+        self._call("reset_optimizer", self._config.optimizer)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Rank 0's export."""
-        exported: dict[str, torch.Tensor] = self._on_all("call", "export_weights")[0]
+        exported: dict[str, torch.Tensor] = self._call("export_weights")[0]
         return exported
 
     def resources(self) -> list[dict[str, int]]:

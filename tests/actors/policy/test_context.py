@@ -26,7 +26,7 @@ def micro_batch() -> MicroBatch:
         input_ids=ids,
         position_ids=torch.arange(T).expand(B, T),
         token_mask=torch.ones(B, T, dtype=torch.bool),
-        sample_mask=torch.ones(B),
+        sample_mask=torch.ones(B, T),
         totals=torch.ones(2),
         rows=tuple(range(B)),
         lengths=(T,) * B,

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from actors.policy import logprob
 from actors.policy.logprob import VocabShard, token_logprobs
 
 B, T, H, V = 3, 9, 5, 13
@@ -22,10 +23,11 @@ def expected(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor, t
 
 @pytest.mark.parametrize("slice_elements", [1, 2 * B * V, 3 * B * V, 10**9])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_equals_log_softmax_with_gradients(slice_elements: int, temperature: float) -> None:
+def test_equals_log_softmax_with_gradients(slice_elements: int, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logprob, "SLICE_ELEMENTS", slice_elements)
     hidden, weight, tokens = tensors()
     shard = VocabShard(start=0, width=V, total=V)
-    ours, entropy = token_logprobs(hidden, lambda part: part @ weight.t(), tokens, temperature, shard, slice_elements)
+    ours, entropy = token_logprobs(hidden, lambda part: part @ weight.t(), tokens, temperature, shard)
     theirs, their_entropy = expected(hidden, weight, tokens, temperature)
     torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(entropy, their_entropy)
@@ -45,7 +47,8 @@ def test_padding_of_the_vocabulary_has_no_probability() -> None:
     torch.testing.assert_close(entropy, their_entropy)
 
 
-def test_one_slice_of_logits_is_alive_at_a_time() -> None:
+def test_one_slice_of_logits_is_alive_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logprob, "SLICE_ELEMENTS", 2 * B * V)
     hidden, weight, tokens = tensors()
     seen = []
 
@@ -54,7 +57,7 @@ def test_one_slice_of_logits_is_alive_at_a_time() -> None:
         return part @ weight.t()
 
     with torch.no_grad():
-        token_logprobs(hidden, project, tokens, 1.0, VocabShard(0, V, V), slice_elements=2 * B * V)
+        token_logprobs(hidden, project, tokens, 1.0, VocabShard(0, V, V))
     assert max(seen) <= 2 * B * V
     assert len(seen) == (T - 1) // 2
 

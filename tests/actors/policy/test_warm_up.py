@@ -9,8 +9,9 @@ import pytest
 from actors.data_plane.in_memory import MemoryPlane
 from actors.data_plane.meta import KVBatchMeta
 from actors.data_plane.sharding import plan_batch
-from actors.policy.columns import train_columns
+from actors.policy.batch import BASE
 from actors.policy.executors import Request
+from actors.policy.objectives.grpo import Grpo
 from actors.policy.warm_up import PARTITION, warm_up
 from configs.base import ConfigError
 from configs.policy import PolicyConfig
@@ -23,7 +24,7 @@ def run_with(**policy: Any) -> tuple[list[tuple[Request, KVBatchMeta]], MemoryPl
     config, plane, seen = PolicyConfig(**policy), MemoryPlane(), []
 
     def run(request: Request, meta: KVBatchMeta) -> None:
-        columns = plane.get(meta, train_columns(config, "grpo"))
+        columns = plane.get(meta, (*BASE, *Grpo(config).columns))
         assert all(len(row) == meta.sequence_lengths[0] for name in ("input_ids", "token_mask") for row in columns[name])
         seen.append((request, meta))
 

@@ -1,4 +1,4 @@
-"""The objectives against a token-by-token reference, and how they split."""
+"""The losses against a token-by-token reference, and how they split."""
 
 import math
 from typing import Any
@@ -7,19 +7,17 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from actors.policy.loss import (
-    CORRECTION_SUMS,
-    correction_metrics,
-    grpo_loss,
-    importance_weights,
-    logprob_error,
-    sequence_mask,
-    sft_loss,
-)
-from configs.policy import LossConfig
+from actors.policy.batch import MicroBatch
+from actors.policy.objectives.grpo import Grpo
+from actors.policy.objectives.importance import CORRECTION_SUMS, correction_metrics, importance_weights, sequence_mask
+from actors.policy.objectives.sft import Sft
+from configs.policy import LossConfig, PolicyConfig
 from tests.actors.policy import reference
+from tests.actors.policy.objectives.batches import loss_of, micro_batch
 
 ROWS, LENGTH = 7, 11
+COLUMNS = {"policy_logprobs": "old_logprobs", "reference_logprobs": "reference_logprobs", "generation_logprobs": "generation_logprobs"}
+ALWAYS = {"loss", "tokens", "entropy", "clipped", "ratio", "ratio/max", "logprob_error", "logprob_error/max"}
 
 
 def draw(seed: int = 0) -> dict[str, Any]:
@@ -33,12 +31,26 @@ def draw(seed: int = 0) -> dict[str, Any]:
         "token_mask": mask,
         "sample_mask": torch.tensor([1.0, 1, 0, 1, 1, 1, 1]),
         "reference_logprobs": -torch.rand(ROWS, LENGTH),
+        "generation_logprobs": -torch.rand(ROWS, LENGTH),
     }
 
 
+def batch_of(data: dict[str, Any], rows: slice = slice(None)) -> MicroBatch:
+    columns = {name: data[ours][rows] for name, ours in COLUMNS.items() if data[ours] is not None}
+    columns["advantages"] = data["advantages"][rows, None].expand(-1, LENGTH)
+    return micro_batch(data["token_mask"][rows], data["sample_mask"][rows], columns, tokens=int(data["token_mask"].sum()), sequences=ROWS)
+
+
+def grpo(data: dict[str, Any], config: LossConfig) -> Grpo:
+    return Grpo(PolicyConfig(loss=config, recompute_logprobs="auto" if data["old_logprobs"] is None else "always"))
+
+
 def ours(data: dict[str, Any], config: LossConfig, rows: slice = slice(None)) -> Any:
-    part = {name: None if value is None else value[rows] for name, value in data.items()}
-    return grpo_loss(**part, config=config, global_tokens=int(data["token_mask"].sum()), global_sequences=ROWS)
+    return loss_of(grpo(data, config), batch_of(data, rows), data["logprobs"][rows])
+
+
+def whole_batch(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(parts).max() if name.endswith("/max") else torch.stack(parts).sum()
 
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.3])
@@ -46,7 +58,7 @@ def ours(data: dict[str, Any], config: LossConfig, rows: slice = slice(None)) ->
 def test_equals_the_reference_with_its_gradient(kl_coef: float, aggregation: Any) -> None:
     config = LossConfig(clip_low=0.1, clip_high=0.3, kl_coef=kl_coef, aggregation=aggregation)
     data = draw()
-    loss, _, _ = ours(data, config)
+    loss, _ = ours(data, config)
     (gradient,) = torch.autograd.grad(loss, data["logprobs"])
     expected = reference.grpo(
         data["logprobs"], data["old_logprobs"], data["reference_logprobs"] if kl_coef else None, data,
@@ -60,21 +72,21 @@ def test_equals_the_reference_with_its_gradient(kl_coef: float, aggregation: Any
 def test_splitting_the_batch_changes_nothing(aggregation: Any) -> None:
     config = LossConfig(kl_coef=0.2, aggregation=aggregation)
     data = draw(1)
-    whole, sums, largest = ours(data, config)
+    whole, sums = ours(data, config)
     (gradient,) = torch.autograd.grad(whole, data["logprobs"])
     parts = [ours(data, config, rows) for rows in (slice(0, 1), slice(1, 5), slice(5, ROWS))]
     total = sum(part[0] for part in parts)
     torch.testing.assert_close(total, whole)
     torch.testing.assert_close(torch.autograd.grad(total, data["logprobs"])[0], gradient)
     for name, value in sums.items():
-        torch.testing.assert_close(sum(part[1][name] for part in parts), value)
-    assert max(part[2]["ratio"] for part in parts) == largest["ratio"]
+        together = whole_batch(name, [part[1][name] for part in parts])
+        torch.testing.assert_close(together, value)
 
 
 def test_metrics_are_sums_over_counted_tokens() -> None:
     data = draw(2)
-    config = LossConfig(clip_low=0.05, clip_high=0.1)
-    _, sums, largest = ours(data, config)
+    config = LossConfig(clip_low=0.05, clip_high=0.1, kl_coef=0.5)
+    _, sums = ours(data, config)
     counted = (data["token_mask"] * data["sample_mask"][:, None]).bool()
     ratio = (data["logprobs"] - data["old_logprobs"]).exp()
     gap = data["reference_logprobs"] - data["logprobs"]
@@ -82,12 +94,12 @@ def test_metrics_are_sums_over_counted_tokens() -> None:
     torch.testing.assert_close(sums["ratio"], ratio[counted].sum().detach())
     torch.testing.assert_close(sums["kl"], (gap.exp() - gap - 1)[counted].sum().detach())
     assert sums["clipped"] == (binding & counted).sum()
-    assert largest["ratio"] == ratio[counted].max()
+    assert sums["ratio/max"] == ratio[counted].max()
 
 
 def test_without_old_logprobs_the_ratio_is_one_and_the_gradient_is_policy_gradient() -> None:
     data = draw(3) | {"old_logprobs": None, "reference_logprobs": None}
-    loss, sums, _ = ours(data, LossConfig())
+    loss, sums = ours(data, LossConfig())
     counted = data["token_mask"] * data["sample_mask"][:, None]
     (gradient,) = torch.autograd.grad(loss, data["logprobs"])
     torch.testing.assert_close(gradient, -data["advantages"][:, None] * counted / data["token_mask"].sum())
@@ -105,9 +117,17 @@ def test_what_stands_at_masked_positions_does_not_matter() -> None:
     assert torch.isfinite(torch.autograd.grad(other, wild["logprobs"])[0]).all()
 
 
-def test_kl_needs_a_reference() -> None:
-    with pytest.raises(ValueError, match="reference_logprobs are needed"):
-        ours(draw() | {"reference_logprobs": None}, LossConfig(kl_coef=0.1))
+@pytest.mark.parametrize(
+    ("options", "columns"),
+    [
+        ({}, set()),
+        ({"loss": {"kl_coef": 0.1}}, {"reference_logprobs"}),
+        ({"recompute_logprobs": "always"}, {"policy_logprobs"}),
+        ({"updates_per_step": 2, "loss": {"kl_coef": 0.1}}, {"policy_logprobs", "reference_logprobs"}),
+    ],
+)
+def test_grpo_reads_what_its_loss_needs(options: dict[str, Any], columns: set[str]) -> None:
+    assert set(Grpo(PolicyConfig(**options)).columns) == {"advantages", "generation_logprobs"} | columns
 
 
 # ---- correction for the generating engine ----
@@ -180,37 +200,38 @@ def test_corrections_equal_the_reference_with_their_gradient(config: LossConfig,
     data = draw_off_policy(6)
     if not recomputed:
         data["old_logprobs"] = None
-    loss, sums, _ = ours(data, config)
+    loss, sums = ours(data, config)
     expected, counts = corrected(data, config)
     assert 0 < counts.get("masked_sequences", 1) < 6  # some rows are left out, some stay
     torch.testing.assert_close(loss, expected)
     gradients = [torch.autograd.grad(value, data["logprobs"])[0] for value in (loss, expected)]
     torch.testing.assert_close(*gradients)
-    assert {name: float(value) for name, value in sums.items() if name not in ("kl", "clipped", "ratio")} == pytest.approx(counts, rel=1e-4)
+    assert {name: float(sums[name]) for name in sums.keys() - ALWAYS - {"kl"}} == pytest.approx(counts, rel=1e-4)
 
 
 @pytest.mark.parametrize("config", CORRECTIONS, ids=name)
 def test_corrections_split_over_micro_batches(config: LossConfig) -> None:
     data = draw_off_policy(7)
-    whole, sums, _ = ours(data, config)
+    whole, sums = ours(data, config)
     parts = [ours(data, config, rows) for rows in (slice(0, 2), slice(2, 4), slice(4, ROWS))]
     total = sum(part[0] for part in parts)
     torch.testing.assert_close(total, whole)
     torch.testing.assert_close(*(torch.autograd.grad(value, data["logprobs"])[0] for value in (total, whole)))
     for name, value in sums.items():
-        torch.testing.assert_close(sum(part[1][name] for part in parts), value)
+        together = whole_batch(name, [part[1][name] for part in parts])
+        torch.testing.assert_close(together, value)
 
 
 def test_nothing_is_corrected_by_default() -> None:
     data = draw_off_policy(8)
     config = LossConfig(kl_coef=0.2)
-    plain = {name: value for name, value in data.items() if name != "generation_logprobs"}
-    (loss, sums, largest), (expected, counted, most) = ours(data, config), ours(plain, config)
+    agreeing = data | {"generation_logprobs": data["old_logprobs"]}
+    (loss, sums), (expected, counted) = ours(data, config), ours(agreeing, config)
     assert torch.equal(loss, expected)
     assert torch.equal(*(torch.autograd.grad(value, data["logprobs"])[0] for value in (loss, expected)))
-    assert sums == counted
-    assert largest == most
-    assert set(sums) == {"kl", "clipped", "ratio"}
+    assert counted.pop("logprob_error") == counted.pop("logprob_error/max") == 0
+    assert counted.items() <= sums.items()
+    assert set(sums) == ALWAYS | {"kl"}
 
 
 @pytest.mark.parametrize("how", ["token", "sequence"])
@@ -218,9 +239,8 @@ def test_an_engine_that_agrees_changes_nothing(how: Any) -> None:
     data = draw(9)
     data["generation_logprobs"] = torch.where(data["token_mask"], data["old_logprobs"], 123.0)  # and padding may hold anything
     counted = data["token_mask"] * data["sample_mask"][:, None]
-    loss, sums, _ = ours(data, LossConfig(importance_sampling=how, max_sequence_logprob_error=1e-6))
-    plain = ours({name: value for name, value in data.items() if name != "generation_logprobs"}, LossConfig())[0]
-    assert torch.equal(loss, plain)
+    loss, sums = ours(data, LossConfig(importance_sampling=how, max_sequence_logprob_error=1e-6))
+    assert torch.equal(loss, ours(data, LossConfig())[0])
     units = counted.sum() if how == "token" else data["sample_mask"].sum()
     assert sums["importance/count"] == sums["importance/weight"] == sums["importance/weight_squared"] == units
     assert sums["importance/truncated"] == sums["masked_sequences"] == 0
@@ -271,8 +291,8 @@ def test_what_a_step_reports_of_its_corrections() -> None:
     nothing = dict.fromkeys(CORRECTION_SUMS, 0.0)
     config = LossConfig(importance_sampling="token", max_sequence_logprob_error=0.6)
     data = draw_off_policy(11)
-    _, sums, _ = ours(data, config)
-    assert set(CORRECTION_SUMS) == set(sums) - {"kl", "clipped", "ratio"}
+    _, sums = ours(data, config)
+    assert set(CORRECTION_SUMS) == set(sums) - ALWAYS
     kept = data["token_mask"] * data["sample_mask"][:, None]
     kept = kept * sequence_mask(data["old_logprobs"], data["generation_logprobs"], kept, 0.6)[:, None] > 0
     weights = (data["old_logprobs"] - data["generation_logprobs"]).exp().clamp(max=2.0)[kept]
@@ -288,10 +308,7 @@ def test_what_a_step_reports_of_its_corrections() -> None:
     assert correction_metrics(nothing, LossConfig(importance_sampling="sequence"))["importance/truncated_fraction"] == 0  # all were masked
 
 
-def test_a_correction_needs_the_engines_logprobs() -> None:
-    for config in (LossConfig(importance_sampling="token"), LossConfig(max_sequence_logprob_error=1.0)):
-        with pytest.raises(ValueError, match="generation_logprobs are needed"):
-            ours(draw(), config)
+def test_corrections_that_make_no_sense_are_refused() -> None:
     for wrong in ({"importance_cap": 0.5}, {"importance_cap": math.inf}, {"max_sequence_logprob_error": 0}):
         with pytest.raises(ValidationError):
             LossConfig(**wrong)
@@ -299,14 +316,20 @@ def test_a_correction_needs_the_engines_logprobs() -> None:
 
 def test_sft_loss() -> None:
     data = draw(5)
-    loss, _ = sft_loss(data["logprobs"], data["token_mask"], data["sample_mask"], global_tokens=int(data["token_mask"].sum()))
+    loss, _ = loss_of(Sft(PolicyConfig()), batch_of(data), data["logprobs"])
     torch.testing.assert_close(loss, reference.sft(list(data["logprobs"]), data))
 
 
-def test_logprob_error() -> None:
-    logprobs, generation = torch.tensor([[0.0, -1.0, -2.0]]), torch.tensor([[-9.0, -1.5, -2.25]])
-    total, largest = logprob_error(logprobs, generation, torch.tensor([[False, True, True]]))
-    assert (total, largest) == (0.75, 0.5)
+@pytest.mark.parametrize("old", [None, torch.tensor([[0.0, -1.25, -2.0]])])
+def test_logprob_error(old: torch.Tensor | None) -> None:
+    """Of the weights that generated: the old ones, where there are such."""
+    logprobs, mask = torch.tensor([[0.0, -1.0, -2.0]]), torch.tensor([[False, True, True]])
+    columns = {"advantages": torch.ones(1, 3), "generation_logprobs": torch.tensor([[-9.0, -1.5, -2.25]])}
+    if old is not None:
+        columns["policy_logprobs"] = old
+    objective = Grpo(PolicyConfig(recompute_logprobs="auto" if old is None else "always"))
+    _, sums = loss_of(objective, micro_batch(mask, torch.ones(1), columns, tokens=2, sequences=1), logprobs)
+    assert (sums["logprob_error"], sums["logprob_error/max"]) == ((0.75, 0.5) if old is None else (0.5, 0.25))
 
 
 def test_a_token_that_has_become_improbable_does_not_rule_the_step() -> None:
@@ -317,7 +340,7 @@ def test_a_token_that_has_become_improbable_does_not_rule_the_step() -> None:
     data["advantages"] = torch.zeros_like(data["advantages"])
     largest = {}
     for how in ("none", "token"):
-        loss, sums, _ = ours(data, LossConfig(kl_coef=1.0, importance_sampling=how))
+        loss, sums = ours(data, LossConfig(kl_coef=1.0, importance_sampling=how))
         (gradient,) = torch.autograd.grad(loss, data["logprobs"])
         largest[how] = float(gradient.abs().max() * data["token_mask"].sum())
         assert float(sums["kl"]) == pytest.approx(float(loss.detach() * data["token_mask"].sum()), rel=1e-4)

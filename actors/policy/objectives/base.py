@@ -1,0 +1,69 @@
+"""What a batch is trained for: the columns that it reads, its loss, and what a step reports.
+
+    columns ──► MicroBatch ── weights() ──► a weight column [B, T] per loss component ── loss() ──► loss, report ── metrics() ──► step
+                               before the pass                                     in the pass
+
+The loss is a sum of components over tokens, weight x term (components.py). A component without a weight column is not computed; one with
+weight 0 adds 0 to loss, gradient and report. So weights are data: objectives that keep `Objective.loss` and have one aggregation are one
+computation, and share its CUDA graphs when each micro-batch has the columns of all of them. Supervised steps replay the graphs of a GRPO
+run with token_mean; with sequence_mean they have graphs of their own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+
+from actors.policy.batch import MicroBatch
+from actors.policy.objectives.components import REPORTED, Aggregation, Report, token_loss
+from configs.policy import PolicyConfig
+
+
+class Objective(ABC):
+    """An objective of one's own derives from this; `policy.loss.objective` names it. [B, T]: sequences, and tokens of the longest.
+
+    Attributes:
+        columns: names of the columns that it reads beside batch.BASE: a value per token, or one per row, which all its tokens get.
+        components: names of its weight columns.
+        aggregation: the mean over tokens that the loss is.
+        reported: names of what its loss reports.
+    """
+
+    columns: tuple[str, ...] = ()
+    components: tuple[str, ...] = ()
+    aggregation: Aggregation = "token_mean"
+    reported: tuple[str, ...] = REPORTED
+
+    def __init__(self, policy: PolicyConfig) -> None:
+        self.config = policy.loss
+
+    @abstractmethod
+    def weights(self, b: MicroBatch) -> dict[str, torch.Tensor]:
+        """The weight columns by `components`: [B, T] float32, 0 on tokens that do not count.
+
+        Relative to the denominator of `aggregation`: response tokens or responses of the whole batch. A component with another
+        denominator has the quotient of the two in its weights.
+        """
+
+    def loss(self, b: MicroBatch, logprobs: torch.Tensor, entropies: torch.Tensor) -> tuple[torch.Tensor, Report]:
+        """The micro-batch's part of the loss of the whole batch, and its report. Without host reads: a CUDA graph replays it.
+
+        An objective that overrides this has CUDA graphs of its own.
+
+        Args:
+            logprobs: [B, T] float32, of each token under the policy; carries the gradient.
+            entropies: [B, T] float32, of the distribution that each token came from.
+        """
+        return token_loss(b, logprobs, entropies, self.config, self.aggregation)
+
+    def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """From the report of the whole batch to what a step reports: loss, and means over response tokens."""
+        tokens = max(totals["tokens"], 1.0)
+        return {"loss": totals["loss"], "entropy": totals["entropy"] / tokens, "response_tokens": totals["tokens"]}
+
+    @property
+    def computation(self) -> str:
+        """The name of what a pass computes: the same for objectives that share CUDA graphs."""
+        return self.aggregation if type(self).loss is Objective.loss else type(self).__qualname__

@@ -1,0 +1,44 @@
+"""What a recipe names: something that comes with this project, or a class or function of one's own as `package.module:Name`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from configs.base import ConfigError
+
+_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def check_name(value: str, known: Sequence[str], what: str) -> str:
+    """The value itself. For a field's validator; nothing is imported.
+
+    Raises:
+        ValueError: it is none of the known names and no import path; the message has the nearest name.
+    """
+    if value in known or _IMPORT_PATH.fullmatch(value):
+        return value
+    near = difflib.get_close_matches(value, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known)}, or package.module:Name"
+    raise ValueError(f"no such {what}; {hint}")
+
+
+def imported(path: str, field: str) -> Any:
+    """The object at `package.module:Name`.
+
+    Raises:
+        ConfigError: it cannot be imported; the message names the field, and the nearest name in the module.
+    """
+    module_name, _, name = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's module may raise anything, and a script exits)
+        raise ConfigError(f"{field}: cannot import {path!r}: {type(error).__name__}: {error}") from None
+    if not hasattr(module, name):
+        near = difflib.get_close_matches(name, dir(module), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{field}: cannot import {path!r}: {module_name} has no {name!r}{hint}")
+    return getattr(module, name)

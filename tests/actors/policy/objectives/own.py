@@ -1,0 +1,28 @@
+"""What a recipe may name by import path: an objective and an advantage function that are not of this project."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from actors.policy.batch import MicroBatch
+from actors.policy.objectives.base import Objective
+
+
+class FilteredImitation(Objective):
+    """Cross-entropy of the responses that were better than their group, by how much they were."""
+
+    columns = ("advantages",)
+    components = ("cross_entropy",)
+
+    def weights(self, b: MicroBatch) -> dict[str, torch.Tensor]:
+        return {"cross_entropy": b.counted * b.columns["advantages"].clamp(min=0)}
+
+
+def above_the_worst(rewards: Sequence[float], *, normalize: bool) -> list[float]:
+    return [reward - min(rewards) for reward in rewards]
+
+
+def of_one_reward(reward: float) -> float:
+    return reward
