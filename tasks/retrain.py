@@ -15,8 +15,9 @@ from configs.environment import FieldsConfig
 from tasks import events
 from tasks.call import STAGE
 from tasks.retraining.lease import Lease
-from tasks.retraining.prompts import Consumed, NewPrompts, Row, find_new, read_files, read_frozen
+from tasks.retraining.prompts import NewPrompts, Row, find_new, read_files, read_frozen
 from tasks.retraining.registry import Attempt, Promotion, Registry
+from tasks.retraining.storage import Content
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,12 @@ def look(registry_url: str, data_url: str, frozen_url: str, fields: FieldsConfig
     if parent is not None:
         registry.check_model(parent)
     frozen = tuple(read_frozen(frozen_url, fields))
-    consumed: Mapping[str, Consumed] = parent.consumed if parent else {}
+    consumed: Mapping[str, Content] = parent.consumed if parent else {}
     return Found(parent, frozen, find_new(read_files(data_url), consumed, {row.digest for row in frozen}, fields))
 
 
 @task(name="promote", task_run_name="promote", **STAGE)
-def promote(registry_url: str, candidate: str, attempt: Attempt, consumed: Mapping[str, Consumed], lease: Lease, keep: int) -> Promotion:
+def promote(registry_url: str, candidate: str, attempt: Attempt, consumed: Mapping[str, Content], lease: Lease, keep: int) -> Promotion:
     """The new model takes the old one's place; automations hear of it.
 
     Raises:

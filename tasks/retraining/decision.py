@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,10 +23,9 @@ class Scores(BaseModel):
     reward: float
 
 
-class Verdict(BaseModel):
+@dataclass(frozen=True)
+class Verdict:
     """What becomes of the new model, and why, in a sentence."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     promote: bool
     reason: str
@@ -71,8 +71,5 @@ def pair(old: Sequence[float], new: Sequence[float]) -> Paired:
     differences = [after - before for before, after in zip(old, new, strict=True)]
     count = len(differences)
     better, worse = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
-    if count < 2:
-        return Paired(better, worse, count - better - worse, math.nan)
-    mean = sum(differences) / count
-    variance = sum((d - mean) ** 2 for d in differences) / (count - 1)
-    return Paired(better, worse, count - better - worse, math.sqrt(variance / count))
+    error = statistics.stdev(differences) / math.sqrt(count) if count > 1 else math.nan
+    return Paired(better, worse, count - better - worse, error)
