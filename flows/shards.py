@@ -56,9 +56,8 @@ def in_lanes[S, **P, R](
         TimeoutError: no shard has ended for that time. Exception: what `work` raised.
     """
     if len(lanes) == 1:
-        call: Callable[..., R] = work if FlowRunContext.get() else work.fn
         for shard in lanes[0]:
-            keep(call(shard, *args, **kwargs))
+            keep(work(shard, *args, **kwargs))
         return
     running: dict[Any, tuple[Any, Iterator[S]]] = {}  # reference of Ray's to its task run and lane
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
@@ -31,21 +29,6 @@ class Verdict:
     reason: str
 
 
-@dataclass(frozen=True)
-class Paired:
-    """The same problems, answered by both.
-
-    Attributes:
-        better, worse, same: problems where the new model's reward is higher, lower, equal.
-        standard_error: of the mean difference of rewards: sqrt(variance of the differences / problems); NaN for fewer than two.
-    """
-
-    better: int
-    worse: int
-    same: int
-    standard_error: float
-
-
 def decide(old: Scores, new: Scores, config: PromotionConfig) -> Verdict:
     """Promote if the metric rose, and by the margin at least. A score that is not a number never wins."""
     before, after = getattr(old, config.metric), getattr(new, config.metric)
@@ -60,16 +43,3 @@ def decide(old: Scores, new: Scores, config: PromotionConfig) -> Verdict:
     if gain < config.margin - _ROUNDING:
         return Verdict(promote=False, reason=f"{moved}: better by {gain:.4f}, less than the margin of {config.margin:g}")
     return Verdict(promote=True, reason=f"{moved}: better by {gain:.4f}, the margin is {config.margin:g}")
-
-
-def pair(old: Sequence[float], new: Sequence[float]) -> Paired:
-    """Compare rewards of the same problems.
-
-    Raises:
-        ValueError: not equally many.
-    """
-    differences = [after - before for before, after in zip(old, new, strict=True)]
-    count = len(differences)
-    better, worse = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
-    error = statistics.stdev(differences) / math.sqrt(count) if count > 1 else math.nan
-    return Paired(better, worse, count - better - worse, error)

@@ -64,7 +64,7 @@ class Lease:
         Raises:
             BusyError: another run has it, or was faster. ConfigError: the folder cannot be written.
         """
-        last = self._last()
+        last = self._folder.last()
         held = self._read(last)
         if held is not None and not held.released and self._now() < held.expires_at:
             raise BusyError(f"{held.holder} is retraining into {self._folder.url}")
@@ -72,7 +72,7 @@ class Lease:
         name = numbered(number)
         created = self._folder.create(name, self._record(expires_at))
         # A number may be free because it was used long ago and removed: only the highest counts.
-        if not created or self._last() != number:
+        if not created or self._folder.last() != number:
             if created:
                 self._folder.remove(name)
             raise BusyError(f"another run began to retrain into {self._folder.url} at the same moment")
@@ -105,7 +105,7 @@ class Lease:
     def release(self) -> None:
         """Let the next run begin at once. Nothing happens when the lease was lost."""
         number, self._number = self._number, 0
-        if number and self._last() == number:
+        if number and self._folder.last() == number:
             self._folder.replace(numbered(number), self._record(self._now(), released=True))
 
     @contextmanager
@@ -139,11 +139,8 @@ class Lease:
                 _log.warning("the lease on %s could not be renewed", self._folder.url, exc_info=True)
 
     def _must_be_newest(self) -> None:
-        if self._number == 0 or self._last() != self._number:
+        if self._number == 0 or self._folder.last() != self._number:
             raise LeaseLostError(f"another run has taken over the lease on {self._folder.url}: nothing was promoted")
-
-    def _last(self) -> int:
-        return max(self._folder.numbers(), default=0)
 
     def _record(self, expires_at: float, *, released: bool = False) -> bytes:
         record = _Record(holder=self._holder, nonce=self._nonce, expires_at=expires_at, released=released)

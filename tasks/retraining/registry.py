@@ -97,7 +97,7 @@ class Registry:
 
     def current(self) -> Promotion | None:
         """The promoted model, or None before the first."""
-        last = self._last()
+        last = self.folder.last("lineage")
         return self.promotion(last) if last else None
 
     def promotion(self, number: int) -> Promotion:
@@ -165,11 +165,11 @@ class Registry:
             files[name] = Content.of_file(path)
         promotion = Promotion(**dict(attempt), number=before + 1, model=model, files=files, consumed=dict(consumed))
         lease.check()
-        if self._last() != before or not self.folder.create(_lineage(before + 1), _json(promotion)):
+        if self.folder.last("lineage") != before or not self.folder.create(_lineage(before + 1), _json(promotion)):
             self.folder.remove(model)
             raise PromotionConflictError(
-                f"another run promoted model {self._last()} into {self.folder.url} since this one began with model {attempt.parent}: "
-                "this night's model was not promoted"
+                f"another run promoted model {self.folder.last('lineage')} into {self.folder.url} since this one began with model "
+                f"{attempt.parent}: this night's model was not promoted"
             )
         self.repair()
         self._prune(keep)
@@ -186,7 +186,7 @@ class Registry:
 
     def repair(self) -> None:
         """Bring current.json up to the lineage."""
-        last = self._last()
+        last = self.folder.last("lineage")
         content = self.folder.read(_lineage(last)) if last else None
         if content is None:
             self.folder.remove(_CURRENT)
@@ -195,16 +195,13 @@ class Registry:
 
     def _prune(self, keep: int) -> None:
         try:
-            last = self._last()
+            last = self.folder.last("lineage")
             kept = {self.promotion(number).model for number in range(max(1, last - keep + 1), last + 1)}
             for name in self.folder.names("models"):
                 if f"models/{name}" not in kept:
                     self.folder.remove(f"models/{name}")
         except Exception:  # noqa: BLE001  (a store that lets nobody remove old models ends no night)
             _log.warning("old models of %s could not be removed", self.folder.url, exc_info=True)
-
-    def _last(self) -> int:
-        return max(self.folder.numbers("lineage"), default=0)
 
 
 def why_skip(new: int, at_least: int, url: str, parent: int | None, tried: Attempt | None) -> str | None:

@@ -50,7 +50,7 @@ def _reaches[**P, R](method: Callable[Concatenate[Folder, P], R]) -> Callable[Co
     """What goes wrong in the method becomes one line that names the field and the URL: a ConfigError."""
 
     @functools.wraps(method)
-    def guarded(self: Folder, *args: P.args, **kwargs: P.kwargs) -> R:
+    def guarded(self: Folder, /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return method(self, *args, **kwargs)
         except ConfigError:
@@ -108,6 +108,10 @@ class Folder:
         """The numbers of the `numbered` files in the folder `name`, ascending."""
         stems = (one.removesuffix(".json") for one in self.names(name))
         return sorted(int(stem) for stem in stems if stem.isdecimal())
+
+    def last(self, name: str = "") -> int:
+        """The highest of these numbers; 0: there is none."""
+        return max(self.numbers(name), default=0)
 
     @_reaches
     def read(self, name: str = "") -> bytes | None:

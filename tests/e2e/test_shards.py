@@ -17,7 +17,9 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas import State
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterParentFlowRunId
 
+import actors.preflight_sft
 import flows.evaluate_session
+import flows.sft_session
 from actors import names
 from actors.environments import Problem
 from actors.environments.rewards.base import Response
@@ -25,10 +27,13 @@ from actors.environments.scoring.verdict import Part, Verdict, combine
 from actors.generation.types import GenerationRequest, GenerationResult
 from actors.models.scratch_model import write_scratch_model
 from actors.rollout.prompts import PromptEncoder
+from configs.loader import load
 from configs.model import ModelConfig
 from configs.rewards import ExactReward, ScoringConfig
 from configs.run import RayConfig
+from configs.sft import SftConfig
 from flows.evaluate import evaluate
+from flows.sft_session import PreparedSft, SftSession
 from flows.shards import in_lanes, room
 from tasks.launch import EvaluationActors
 from tests.e2e.light import count
@@ -60,9 +65,6 @@ def counting(lanes: Sequence[Sequence[int]], traces: Path) -> list[tuple[int, in
 
 def test_a_lane_is_in_order_and_one_lane_stays_in_this_process(tmp_path: Path) -> None:
     assert room() == 1  # outside of a flow run
-    found: list[tuple[int, int]] = []
-    in_lanes([[1, 2]], found.append, RayConfig(), 30, count, str(tmp_path))
-    assert found == [(1, os.getpid()), (2, os.getpid())]
     assert counting([[3]], tmp_path) == [(3, os.getpid())]
     state = counting([[1, 2], [3]], tmp_path, return_state=True)
     result = state.result()
@@ -153,7 +155,7 @@ def test_an_evaluation_is_the_same_however_it_is_sharded(
     sharded = measure("sharded")
     monkeypatch.setattr(flows.evaluate_session, "room", lambda: 1)
     plain = measure("plain").result()
-    differ = ("name", "seconds", "seconds_per_stage")
+    differ = ("name", "finished_at", "seconds", "seconds_per_stage")
     assert {**sharded.result(), **dict.fromkeys(differ)} == {**plain, **dict.fromkeys(differ)}
     assert 0 < plain["accuracy_after"] < 1
     for answers, number in (("answers-model.jsonl", 2 * 7), ("answers-model-more.jsonl", 2 * 4)):
@@ -162,3 +164,23 @@ def test_an_evaluation_is_the_same_however_it_is_sharded(
         assert (tmp_path / "sharded" / answers).read_text() == lines
     parts = {f"evaluate-model{of_set}-{part}of2" for of_set in ("", "-more") for part in (1, 2)}
     assert task_runs(sharded.state_details.flow_run_id) == dict.fromkeys(parts, "Completed")
+
+
+@flow(name="preparing", validate_parameters=False)
+def preparing(config: SftConfig, scratch: Path) -> PreparedSft:
+    return SftSession.prepare(config, scratch)
+
+
+def test_large_data_come_to_the_same_in_shards(stubs: Stubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"{i} + {i}", "response": "7" * (i if i != 13 else 500)}) + "\n" for i in range(1, 24)))
+    overrides = [f"model={{path: {stubs.model}}}", f"data={{train: {path}, split: 0.2, on_too_long: drop}}", f"output_dir={tmp_path}"]
+    config = load("sft-cpu", overrides, SftConfig)
+    plain = SftSession.prepare(config, tmp_path)
+    assert plain.data.dropped == 1
+    for module in (flows.sft_session, actors.preflight_sft):
+        monkeypatch.setattr(module, "PART", 4)
+    monkeypatch.setattr(flows.sft_session, "room", lambda: 2)
+    sharded = preparing(config, tmp_path, return_state=True)
+    assert sharded.result() == plain
+    assert set(task_runs(sharded.state_details.flow_run_id)) == {"measure-train", "measure-validation"}
