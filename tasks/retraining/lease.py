@@ -48,9 +48,9 @@ class Lease:
     """A claim on the folder.
 
     Args:
-        holder: who this is, for the message that another run shows.
-        seconds: how long the lease lasts without a renewal.
-        now: seconds since the epoch.
+        holder: name of this run, for the message that another run shows.
+        seconds: time that the lease lasts without a renewal.
+        now: function that returns the seconds since the epoch.
     """
 
     def __init__(self, folder: Folder, holder: str, seconds: float, now: Callable[[], float] = time.time) -> None:

@@ -26,7 +26,7 @@ from tasks.retraining.storage import Content, Folder
 
 @dataclass(frozen=True)
 class Row:
-    """A line with all its columns: `line` is JSON with its keys in order. `digest`: of its prompt alone."""
+    """A line with all its columns, as JSON with its keys in order; and the digest of its prompt alone."""
 
     line: str
     digest: bytes
@@ -37,10 +37,10 @@ class NewPrompts:
     """What a night can train on.
 
     Attributes:
-        prompts: in the order of files and lines.
-        files: those that hold something new.
-        repeated, held_out: new lines left out: said before in the same night, or part of the frozen set.
-        consumed: by file, what will be consumed once a model trained on this is promoted; includes what was before.
+        prompts: rows in the order of files and lines.
+        files: names of the files that hold something new.
+        repeated, held_out: numbers of new lines that are left out: repeated ones, and those of the frozen set.
+        consumed: content by file that is consumed once a model trained on this is promoted; includes what was consumed before.
     """
 
     prompts: tuple[Row, ...]
@@ -91,8 +91,8 @@ def find_new(files: Mapping[str, bytes], consumed: Mapping[str, Content], frozen
     """Prompts that were not consumed.
 
     Args:
-        files: content by name. consumed: by name, from the lineage of the promoted model. frozen: digests of prompts that must not be
-            trained on.
+        files: bytes by name. consumed: content by name, from the lineage of the promoted model.
+        frozen: digests of prompts that must not be trained on.
 
     Raises:
         ConfigError: a line without prompt or answer; names file, line and column.

@@ -44,11 +44,11 @@ class Attempt(BaseModel):
 
     Attributes:
         parent: number of the promotion that it was trained from and compared with; None: the training recipe's own model.
-        run_id: the Prefect flow run. time: UTC, ISO 8601.
-        prompts: how many it was trained on. data_hash, frozen_hash: SHA-256 of them, and of the frozen set.
-        config_hash: of everything else that decides the result.
-        metric: the one that decided. old, new: scores on the frozen set.
-        reason: of the verdict, with the note of a person who was asked.
+        run_id: id of the Prefect flow run. time: end of the evaluation, in UTC and ISO 8601.
+        prompts: number of prompts that it was trained on.
+        data_hash, config_hash, frozen_hash: SHA-256 of these prompts, of the settings that decide the result, and of the frozen set.
+        metric: name of the score that decided. old, new: scores of both models on the frozen set.
+        reason: reason of the verdict, with the note of a person who was asked.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -70,8 +70,8 @@ class Promotion(Attempt):
     """One entry of the lineage.
 
     Attributes:
-        number: 1 for the first. model: folder of the model, relative to the registry. files: all of them, by name.
-        consumed: by file under the data URL, what this model and those before it were trained on.
+        number: number of the entry, from 1. model: folder of the model, relative to the registry. files: content of its files, by name.
+        consumed: content that this model and those before it were trained on, by file under the data URL.
     """
 
     number: int
