@@ -144,12 +144,13 @@ class Night:
     def evaluate(self) -> Verdict:
         """Old and new model on the frozen set, and what follows from it."""
         root = self.directory.root
-        evaluation = evaluation_config(self._training, self._old, str(self.directory.hf)).model_copy(
-            update={
-                "output_dir": str(root),
-                "problems": str(root / "frozen.jsonl"),
-                "logged_samples": self.config.frozen_set.logged_samples,
-            }
+        evaluation = evaluation_config(
+            self._training,
+            self._old,
+            str(self.directory.hf),
+            output_dir=str(root),
+            problems=str(root / "frozen.jsonl"),
+            logged_samples=self.config.frozen_set.logged_samples,
         )
         summary = evaluate(recipe=self._recipe("evaluation", evaluation))
         old, new = (Scores(accuracy=summary[f"accuracy_{when}"], reward=summary[f"reward_{when}"]) for when in ("before", "after"))
@@ -252,8 +253,8 @@ def training_config(config: RetrainConfig) -> RunConfig:
     return training.model_copy(update={"seed": config.seed, "environment": data})
 
 
-def evaluation_config(training: RunConfig, old: str, new: str) -> EvaluateConfig:
-    """Old and new model answer as in the training's own validation."""
+def evaluation_config(training: RunConfig, old: str, new: str, **more: Any) -> EvaluateConfig:
+    """Old and new model answer as in the training's own validation; `more` are further fields."""
     rollout = training.rollout
     return EvaluateConfig(
         name="evaluation",
@@ -267,4 +268,5 @@ def evaluation_config(training: RunConfig, old: str, new: str) -> EvaluateConfig
         sampling=SamplingConfig(max_new_tokens=rollout.max_new_tokens, temperature=rollout.validation_temperature),
         generation=training.generation,
         ray=training.ray,
+        **more,
     )

@@ -109,8 +109,8 @@ def find_new(files: Mapping[str, bytes], consumed: Mapping[str, Content], frozen
         if after[name].sha256 in known:
             continue
         before = consumed.get(name)
-        grew = before is not None and Content.of(content[: before.size]) == before
-        rows = parse(name, content, fields, before.size if before and grew else 0)
+        start = before.size if before and Content.of(content[: before.size]) == before else 0
+        rows = parse(name, content, fields, start)
         for row in rows:
             if row.digest in frozen:
                 held_out += 1
