@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,12 +12,14 @@ from actors.models.hf import check_layout, check_model_dir
 from actors.models.memory_plan import ModelShape
 from actors.preflight import check_memory, given_model, load_encoder, scratch_model
 from actors.rollout.examples import build_problems
-from actors.rollout.prompts import Problems
+from actors.rollout.prompts import Problems, PromptEncoder
 from actors.rollout.supervised import SampleReader, SampleTooLongError
 from configs.base import ConfigError
 from configs.sft import SftConfig
 
 _PROBED = 512  # of each split of an environment, which cannot be checked to its end
+_SPLITS: tuple[Split, ...] = ("train", "validation")
+PART = 50_000  # samples that are measured together: about 10 s
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,8 @@ def prepare_sft_model(config: SftConfig, scratch_directory: Path) -> str:
     return given_model(config, scratch_directory) or scratch_model(config, build_problems(config.data, config.seed), scratch_directory)
 
 
-def check_sft(config: SftConfig, model_path: str) -> SupervisedData:
-    """Model, tokenizer, layout and samples fit each other. Reads all files, and the first samples of an environment.
+def check_sft(config: SftConfig, model_path: str) -> tuple[Problems, int]:
+    """Model, tokenizer and layout fit each other, and the data can be read. Returns them, and most tokens of a sample.
 
     Raises:
         ConfigError: what does not, and what to change.
@@ -61,12 +65,68 @@ def check_sft(config: SftConfig, model_path: str) -> SupervisedData:
     shape = check_model_dir(model_path)
     check_layout(config.policy.parallel, shape)
     check_memory(config, ModelShape.of(shape))
-    encoder = load_encoder(model_path, shape, config.data.system)
+    load_encoder(model_path, shape, config.data.system)
     allowed = longest_allowed(config, int(shape.max_position_embeddings))
-    problems = build_problems(config.data, config.seed)
-    reader = SampleReader(encoder, allowed, config.data.on_too_long)
-    (train, longest), (validation, longest_held_out) = (_fitting(config, problems, split, reader) for split in ("train", "validation"))
-    return SupervisedData(train, validation, reader.dropped, max(longest, longest_held_out), allowed)
+    return build_problems(config.data, config.seed), allowed
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some samples of one split; `problems` are pickled, because Prefect walks through the lists that it gives to a task."""
+
+    split: Split
+    problems: bytes
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Of a part: number of samples, how many of them are too long, and most tokens of the others."""
+
+    split: Split
+    samples: int
+    dropped: int
+    longest: int
+
+
+def sample_parts(config: SftConfig, problems: Problems) -> Iterator[Part]:
+    """All samples of files and the first ones of an environment, at most `PART` at a time."""
+    for split in _SPLITS:
+        size = problems.size(split) if config.data.environment is None else min(problems.size(split), _PROBED)
+        for start in range(0, size, PART):
+            rows = [problems.problem(split, index) for index in range(start, min(size, start + PART))]
+            yield Part(split, pickle.dumps(rows))
+
+
+def measure(part: Part, config: SftConfig, model_path: str, allowed: int) -> Lengths:
+    """Tokenise the samples of a part.
+
+    Raises:
+        ConfigError: one is too long, and must not be.
+    """
+    reader = SampleReader(PromptEncoder(model_path, config.data.system), allowed, config.data.on_too_long)
+    problems = pickle.loads(part.problems)
+    try:
+        longest = max((len(sample) for sample in reader.read_all(problems)), default=0)
+    except SampleTooLongError as error:
+        raise ConfigError(f"data: {part.split} sample {error}") from None
+    return Lengths(part.split, len(problems), reader.dropped, longest)
+
+
+def data_of(problems: Problems, lengths: Sequence[Lengths], allowed: int) -> SupervisedData:
+    """What all parts came to.
+
+    Raises:
+        ConfigError: a split has no sample that is short enough.
+    """
+    dropped = {split: sum(one.dropped for one in lengths if one.split == split) for split in _SPLITS}
+    for split in _SPLITS:
+        looked_at = sum(one.samples for one in lengths if one.split == split)
+        if dropped[split] == looked_at:
+            raise ConfigError(
+                f"data: none of {looked_at} {split} samples is short enough: give shorter ones, or a model with a longer context"
+            )
+    train, validation = (problems.size(split) - dropped[split] for split in _SPLITS)
+    return SupervisedData(train, validation, sum(dropped.values()), max(one.longest for one in lengths), allowed)
 
 
 def longest_allowed(config: SftConfig, context: int) -> int:
@@ -87,16 +147,3 @@ def longest_allowed(config: SftConfig, context: int) -> int:
     if wanted is not None and wanted > most:
         raise ConfigError(f"data.max_tokens: {wanted} tokens are more than {what} holds ({most})")
     return wanted or most
-
-
-def _fitting(config: SftConfig, problems: Problems, split: Split, reader: SampleReader) -> tuple[int, int]:
-    # Samples of the split, and the longest one's tokens.
-    size = problems.size(split)
-    looked_at = size if config.data.environment is None else min(size, _PROBED)
-    try:
-        lengths = [len(sample) for sample in reader.read_all(problems.problem(split, i) for i in range(looked_at))]
-    except SampleTooLongError as error:
-        raise ConfigError(f"data: {split} sample {error}") from None
-    if not lengths:
-        raise ConfigError(f"data: none of {looked_at} {split} samples is short enough: give shorter ones, or a model with a longer context")
-    return size - (looked_at - len(lengths)), max(lengths)

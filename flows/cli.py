@@ -16,23 +16,19 @@ from actors.preflight import planned_memory
 from configs.base import ConfigError
 from configs.loader import dump, load, recipe_names
 from configs.run import BaseConfig, BaseRunConfig
-from flows.evaluate_session import EvaluateSession
-from flows.grpo_session import GrpoSession
-from flows.night import Night
-from flows.sft_session import SftSession
-
-# Each has flow, config_type, planned_actors(config) and prepare(config, scratch): see flows/session.py.
-SESSIONS: dict[str, Any] = {session.flow: session for session in (GrpoSession, SftSession, EvaluateSession, Night)}
 
 
-def main(flow: Any, arguments: list[str] | None = None) -> int:
-    """Run the flow as the arguments say. Returns the exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
-    session = SESSIONS[flow.name]
+def main(flow: Any, session: Any, arguments: list[str] | None = None) -> int:
+    """Run the flow as the arguments say. Returns the exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted.
+
+    Args:
+        session: class with config_type, planned_actors(config) and prepare(config, scratch): see flows/session.py.
+    """
     options = _parse(flow, session, arguments)
     try:
         config = load(options.recipe, options.overrides, session.config_type)
         if options.dry_run:
-            print(plan(config))
+            print(plan(config, session))
             return 0
         # Before anything starts: a wrong input should cost seconds. The flow checks again, for runs that a deployment started.
         with tempfile.TemporaryDirectory() as scratch:
@@ -43,9 +39,9 @@ def main(flow: Any, arguments: list[str] | None = None) -> int:
     return _run(flow, options)
 
 
-def plan(config: BaseConfig) -> str:
+def plan(config: BaseConfig, session: Any) -> str:
     """The resolved configuration, the actors that a run would start, and what they would need of a GPU."""
-    actors = "\n".join(f"  {name:<18} {what}" for name, what in SESSIONS[config.flow].planned_actors(config))
+    actors = "\n".join(f"  {name:<18} {what}" for name, what in session.planned_actors(config))
     return f"{dump(config)}\nActors (none started by --dry-run):\n{actors}{_memory(config)}"
 
 

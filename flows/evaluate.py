@@ -1,6 +1,7 @@
 """Evaluation of a finished model as a Prefect flow: its answers to an environment's validation set, or to a frozen set.
 
 engines of baseline and model start ─► evaluate-baseline ─► evaluate-model ─► accuracy, reward, every answer
+                                       └─ side by side, each engine its part of each set, where the cluster has CPUs for that
 
 python -m flows.evaluate model=runs/latest/hf
 python -m flows.evaluate model=runs/mine/hf baseline=models/Qwen2.5-0.5B problems=data/frozen.jsonl sampling.max_new_tokens=256
@@ -26,12 +27,11 @@ def evaluate(recipe: str = "evaluate-cpu", overrides: list[str] | None = None) -
     """
     config = load(recipe, overrides or (), EvaluateConfig)
     with EvaluateSession(config, recipe) as run:
-        for label in config.models:
-            run.evaluate(label)
+        run.evaluate()
     return run.summary()
 
 
 if __name__ == "__main__":
     from flows.cli import main
 
-    raise SystemExit(main(evaluate))
+    raise SystemExit(main(evaluate, EvaluateSession))

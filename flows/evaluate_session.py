@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from actors.preflight_evaluate import check_evaluation
-from actors.rollout.samples import Validation
+from actors.rollout.samples import SLOWEST, Validation
 from actors.rollout.validation import OWN_SET
 from configs.evaluate import EvaluateConfig
 from flows.session import Prepared, Session
-from tasks.evaluate import evaluate_model
+from flows.shards import in_lanes, room
+from tasks.evaluate import Answers, Shard, evaluate_shard
 from tasks.launch import EvaluationActors, launch_engines, planned_engines
+from tasks.reporting.jsonl import append, open_lines
 from tasks.reporting.samples import Phase, SamplesWriter
 from tasks.reporting.slowest import SlowestWriter
 from tasks.reporting.summary import SetAccuracy
@@ -30,6 +33,7 @@ class EvaluateSession(Session[EvaluateConfig, EvaluationActors]):
     def __init__(self, config: EvaluateConfig, recipe: str) -> None:
         # Links such as runs/latest may move while the run goes.
         super().__init__(config.model_copy(update={name: str(Path(path).resolve()) for name, path in config.models.items()}), recipe)
+        self._answers: dict[tuple[str, str], list[Answers]] = defaultdict(list)  # by model and set
         self._found: dict[str, dict[str, Validation]] = {}
 
     @staticmethod
@@ -42,18 +46,50 @@ class EvaluateSession(Session[EvaluateConfig, EvaluationActors]):
         self.slowest = self._stack.enter_context(SlowestWriter(self.directory))
         return launch_engines(self.config, self.namespace)
 
-    def evaluate(self, label: str) -> None:
-        """All problems of all sets, answered by the model of that name; answers-<label>.jsonl holds every answer and its reward."""
+    def evaluate(self) -> None:
+        """All models answer all problems of all sets, side by side where the cluster has room for that, else one after the other.
+        answers-<label>.jsonl holds every answer and its reward."""
+        side_by_side = room() > 1
+        lanes = [lane for label in self.config.models for lane in self._lanes(label, side_by_side)]
+        for turn in [lanes] if side_by_side else [[lane] for lane in lanes]:
+            with self.time("validate"):
+                in_lanes(turn, self._keep, self.config.ray, self.config.deadlines.validation, evaluate_shard, self.namespace, self.config)
+            for label in dict.fromkeys(shard.model for lane in turn for shard in lane):
+                self._conclude(label)
+
+    def _lanes(self, label: str, side_by_side: bool) -> list[list[Shard]]:
+        # An engine takes one call at a time: its shards are one lane.
+        engines = self.actors.engines[label]
+        lanes = [(name,) for name in engines] if side_by_side else [tuple(engines)]
+        return [[Shard(label, name, lane, part, len(lanes)) for name in self.config.sources] for part, lane in enumerate(lanes)]
+
+    def _keep(self, answers: Answers) -> None:
+        """The last part of a set completes its file."""
+        shard = answers.shard
+        parts = self._answers[shard.model, shard.name]
+        parts.append(answers)
+        if len(parts) == shard.parts:
+            parts.sort(key=lambda one: one.shard.part)
+            with open_lines(answers_file(self.directory.root, shard.model, shard.name)) as file:
+                for group in (group for part in parts for group in part.samples):
+                    for sample in group:
+                        append(file, sample.model_dump(exclude={"weight_version"}))
+
+    def _conclude(self, label: str) -> None:
+        """A model has answered all sets."""
         step = int(label == "model")
         phase: Phase = "after" if self._found else "before"
         found: dict[str, Validation] = {}
-        with self.time("validate") as timer:
-            for name in self.config.sources:
-                found[name] = self._answered(label, name)
-                self.slowest.write(step, phase, found[name].slowest)
+        seconds = 0.0
+        for name in self.config.sources:
+            parts = self._answers.pop((label, name))
+            samples = [group for part in parts for group in part.samples]
+            found[name] = Validation.of(samples, self.config.validation, shown=self.config.logged_samples, slow=SLOWEST)
+            seconds += max(part.seconds for part in parts)
+            self.slowest.write(step, phase, found[name].slowest)
         self._found[label] = found
         self.samples.write(step, phase, found[OWN_SET].samples)
-        values = {"time/validate": timer.seconds}
+        values = {"time/validate": seconds}
         for name, of_set in found.items():
             values |= of_set.metrics(name)
         self.record(step, values)
@@ -61,10 +97,6 @@ class EvaluateSession(Session[EvaluateConfig, EvaluationActors]):
         for name, of_set in found.items():
             which = label if name == OWN_SET else f"{label}, {name}"
             self.progress.note(f"{which}: accuracy {estimate(of_set.accuracy, of_set.low, of_set.high)}, reward {of_set.reward:.3f}")
-
-    def _answered(self, label: str, name: str) -> Validation:
-        step, path = (label if name == OWN_SET else f"{label}-{name}"), str(answers_file(self.directory.root, label, name))
-        return evaluate_model(self.namespace, self.config, step, self.config.models[label], self.actors.engines[label], path, name)
 
     def _facts(self) -> dict[str, Any]:
         after, before = self._found.get("model", {}), self._found.get("baseline", {})

@@ -73,4 +73,4 @@ def warm_start(run: GrpoSession) -> None:
 if __name__ == "__main__":
     from flows.cli import main
 
-    raise SystemExit(main(grpo))
+    raise SystemExit(main(grpo, GrpoSession))

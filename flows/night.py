@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from prefect import runtime
+from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas import State
 from prefect.logging import get_run_logger
 from prefect.states import Completed
@@ -42,7 +42,7 @@ from tasks.cluster import cluster
 from tasks.launch import logical_cpus, planned_actors, planned_engines
 from tasks.reporting.jsonl import read_lines
 from tasks.reporting.run_dir import RunDirectory, point
-from tasks.retrain import Found, find_new_prompts, keep_old, look, promote, publish_comparison
+from tasks.retrain import Found, find_new_prompts, keep_old, promote
 from tasks.retraining import prompts
 from tasks.retraining.comparison import comparison_markdown
 from tasks.retraining.decision import Scores, Verdict, decide
@@ -51,8 +51,6 @@ from tasks.retraining.registry import Attempt, Registry, why_skip
 
 # Of the training recipe's environment; its source is replaced by the night's.
 _DATA_SETTINGS = {"fields", "system_prompt", "chat_template_kwargs", "on_too_long"}
-# Names of the run's state.
-_PROMOTED, _KEPT, _SKIPPED = "Promoted", "Kept", "Skipped"
 
 
 class Night:
@@ -72,7 +70,6 @@ class Night:
         run = runtime.flow_run
         self._run_id = str(run.id)
         self._lease = Lease(self._registry.lease_folder, f"flow run {run.name!r}", config.registry.lease_s)
-        self._stack = ExitStack()
 
     # ---- for the command line ----
 
@@ -89,47 +86,40 @@ class Night:
         Raises:
             ConfigError: what cannot, and what to change.
         """
-        look(config.registry.url, config.data.url, config.frozen_set.url, training_config(config).environment.fields)
+        find_new_prompts.fn(config, training_config(config).environment.fields)
 
     # ---- lifetime ----
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(self._lease.held())
-        try:
+        with ExitStack() as stack:
+            stack.enter_context(self._lease.held())
             self._registry.repair()
-            self._found: Found = find_new_prompts(
-                self._registry.folder.url, self.config.data.url, self.config.frozen_set.url, self._training.environment.fields
-            )
-        except BaseException as error:
-            self._stack.__exit__(type(error), error, error.__traceback__)
-            raise
+            self._found: Found = find_new_prompts(self.config, self._training.environment.fields)
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stack.close()
 
-    @contextmanager
-    def ray(self) -> Iterator[None]:
+    def ray(self) -> AbstractContextManager[str]:
         """One Ray cluster for training and evaluation."""
         cpus = max(logical_cpus(self._training), logical_cpus(evaluation_config(self._training, "old", "new")))
-        with cluster(self._training.ray, names.namespace(self._run_id), cpus, None):
-            yield
+        return cluster(self._training.ray, names.namespace(self._run_id), cpus, None)
 
     # ---- the steps ----
 
     def nothing_to_do(self) -> str | None:
         """Why this night needs no training, or None."""
         new, data = self._found.new, self.config.data
-        parent = self._found.parent.number if self._found.parent else None
-        tried = self._registry.rejected(parent, new.digest, self._config_hash)
-        return why_skip(len(new.prompts), data.min_prompts, data.url, parent, tried)
+        tried = self._registry.rejected(self._found.number, new.digest, self._config_hash)
+        return why_skip(len(new.prompts), data.min_prompts, data.url, self._found.number, tried)
 
     def train(self) -> None:
         """The `grpo` flow on the new prompts, from the promoted model; before there is one, from the training recipe's own."""
-        config, parent = self.config, self._found.parent
-        self.directory = RunDirectory.create(config.output_dir, config.name)
+        parent = self._found.parent
+        self.directory = RunDirectory.create(self.config.output_dir, self.config.name)
         root = self.directory.root
-        self.directory.config.write_text(dump(config))
+        self.directory.config.write_text(dump(self.config))
         (root / "new.jsonl").write_text(prompts.write(self._found.new.prompts), encoding="utf-8")
         (root / "frozen.jsonl").write_text(prompts.write(self._found.frozen), encoding="utf-8")
         data = self._training.environment.model_copy(
@@ -147,25 +137,26 @@ class Night:
             # The promoted model sometimes succeeds: that is what the warm start was for.
             training = training.model_copy(update={"warm_start": WarmStartConfig()})
         training = training.model_copy(update={"model": ModelConfig(path=self._old)})
-        self._note(f"{len(self._found.new.prompts):,} new prompts of {', '.join(self._found.new.files)}")
+        _say(f"{len(self._found.new.prompts):,} new prompts of {', '.join(self._found.new.files)}")
         grpo(recipe=self._recipe("training", training))
         point(self.directory.hf, root / "training" / "hf")
 
     def evaluate(self) -> Verdict:
         """Old and new model on the frozen set, and what follows from it."""
         root = self.directory.root
-        evaluation = evaluation_config(self._training, self._old, str(self.directory.hf)).model_copy(
-            update={
-                "output_dir": str(root),
-                "problems": str(root / "frozen.jsonl"),
-                "logged_samples": self.config.frozen_set.logged_samples,
-            }
+        evaluation = evaluation_config(
+            self._training,
+            self._old,
+            str(self.directory.hf),
+            output_dir=str(root),
+            problems=str(root / "frozen.jsonl"),
+            logged_samples=self.config.frozen_set.logged_samples,
         )
         summary = evaluate(recipe=self._recipe("evaluation", evaluation))
         old, new = (Scores(accuracy=summary[f"accuracy_{when}"], reward=summary[f"reward_{when}"]) for when in ("before", "after"))
         verdict = decide(old, new, self.config.promotion)
         self._attempt = Attempt(
-            parent=self._found.parent.number if self._found.parent else None,
+            parent=self._found.number,
             run_id=self._run_id,
             time=datetime.now(UTC).isoformat(timespec="seconds"),
             prompts=len(self._found.new.prompts),
@@ -188,25 +179,19 @@ class Night:
             said = f"{'approved' if answer.approve else 'declined'} by a person" + (f": {answer.note}" if answer.note else "")
         self._attempt = self._attempt.model_copy(update={"reason": f"{self._attempt.reason}; {said}"})
         if answer is None:
-            return self._end(_KEPT, self._attempt.reason, None)  # not remembered as tried: the next night asks again
+            return self._end("Kept", self._attempt.reason, None)  # not remembered as tried: the next night asks again
         return None if answer.approve else self.keep()
 
     def promote(self) -> State:
         """The new model takes the old one's place."""
-        promotion = promote(
-            self._registry.folder.url,
-            str(self.directory.hf),
-            quoted(self._attempt),
-            quoted(self._found.new.consumed),
-            quoted(self._lease),
-            self.config.registry.keep_models,
-        )
-        return self._end(_PROMOTED, f"model {promotion.number}: {promotion.reason}", promotion.number)
+        new = quoted(self._found.new.consumed)
+        promotion = promote(self.config.registry, str(self.directory.hf), quoted(self._attempt), new, quoted(self._lease))
+        return self._end("Promoted", f"model {promotion.number}: {promotion.reason}", promotion.number)
 
     def keep(self) -> State:
         """The old model stays."""
-        keep_old(self._registry.folder.url, quoted(self._attempt))
-        return self._end(_KEPT, self._attempt.reason, None)
+        keep_old(self.config.registry, quoted(self._attempt))
+        return self._end("Kept", self._attempt.reason, None)
 
     # ---- inside ----
 
@@ -231,26 +216,25 @@ class Night:
         shown = self.config.frozen_set.logged_samples
         page = comparison_markdown(heading, self._attempt, self._found.new, old, new, shown)
         (self.directory.root / "comparison.md").write_text(page, encoding="utf-8")
-        publish_comparison(page, self._attempt.reason)
+        create_markdown_artifact(markdown=page, key="retrain-comparison", description=self._attempt.reason)
         return page
 
     def _end(self, name: str, message: str, number: int | None) -> State:
-        self._publish("Promoted" if name == _PROMOTED else "Kept the old model")
-        outcome = {"outcome": name.lower(), "message": message, "promoted": number, **self._attempt.model_dump(mode="json")}
-        (self.directory.root / "outcome.json").write_text(json.dumps(outcome, indent=2) + "\n", encoding="utf-8")
-        self._note(f"{name}: {message}")
-        return Completed(name=name, message=message, data=outcome)
-
-    def _note(self, text: str) -> None:
-        get_run_logger().info(text)
-        print(text, flush=True)
+        self._publish("Kept the old model" if number is None else name)
+        state = ended(name, message, promoted=number, **self._attempt.model_dump(mode="json"))
+        (self.directory.root / "outcome.json").write_text(json.dumps(state.data, indent=2) + "\n", encoding="utf-8")
+        return state
 
 
-def skipped(reason: str) -> State:
-    """How a night ends that had nothing to do."""
-    get_run_logger().info("%s: %s", _SKIPPED, reason)
-    print(f"{_SKIPPED}: {reason}", flush=True)
-    return Completed(name=_SKIPPED, message=reason, data={"outcome": "skipped", "message": reason, "promoted": None})
+def ended(name: str, message: str, *, promoted: int | None = None, **attempt: Any) -> State:
+    """The state in which a night ends; its result says the same, and what was attempted."""
+    _say(f"{name}: {message}")
+    return Completed(name=name, message=message, data={"outcome": name.lower(), "message": message, "promoted": promoted, **attempt})
+
+
+def _say(text: str) -> None:
+    get_run_logger().info(text)
+    print(text, flush=True)
 
 
 def training_config(config: RetrainConfig) -> RunConfig:
@@ -269,8 +253,8 @@ def training_config(config: RetrainConfig) -> RunConfig:
     return training.model_copy(update={"seed": config.seed, "environment": data})
 
 
-def evaluation_config(training: RunConfig, old: str, new: str) -> EvaluateConfig:
-    """Old and new model answer as in the training's own validation."""
+def evaluation_config(training: RunConfig, old: str, new: str, **more: Any) -> EvaluateConfig:
+    """Old and new model answer as in the training's own validation; `more` are further fields."""
     rollout = training.rollout
     return EvaluateConfig(
         name="evaluation",
@@ -284,4 +268,5 @@ def evaluation_config(training: RunConfig, old: str, new: str) -> EvaluateConfig
         sampling=SamplingConfig(max_new_tokens=rollout.max_new_tokens, temperature=rollout.validation_temperature),
         generation=training.generation,
         ray=training.ray,
+        **more,
     )

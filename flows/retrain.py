@@ -18,7 +18,7 @@ from prefect.client.schemas import State
 
 from configs.loader import load
 from configs.retrain import RetrainConfig
-from flows.night import Night, skipped
+from flows.night import Night, ended
 from flows.session import run_name
 from tasks.retraining.lease import BusyError
 
@@ -35,20 +35,20 @@ def retrain(recipe: str = "retrain-cpu", overrides: list[str] | None = None) -> 
     try:
         with Night(config, recipe) as night:
             if reason := night.nothing_to_do():
-                return skipped(reason)
+                return ended("Skipped", reason)
             with night.ray():
                 night.train()
                 verdict = night.evaluate()
             if not verdict.promote:
                 return night.keep()
-            if config.approval.required and (ended := night.ask()) is not None:
-                return ended
+            if config.approval.required and (end := night.ask()) is not None:
+                return end
             return night.promote()
     except BusyError as busy:
-        return skipped(str(busy))
+        return ended("Skipped", str(busy))
 
 
 if __name__ == "__main__":
     from flows.cli import main
 
-    raise SystemExit(main(retrain))
+    raise SystemExit(main(retrain, Night))

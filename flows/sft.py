@@ -54,4 +54,4 @@ def sft(recipe: str = "sft-cpu", overrides: list[str] | None = None, steps: Step
 if __name__ == "__main__":
     from flows.cli import main
 
-    raise SystemExit(main(sft))
+    raise SystemExit(main(sft, SftSession))

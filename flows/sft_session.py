@@ -11,17 +11,21 @@ from typing import Any, Literal
 from prefect.futures import PrefectFuture
 
 from actors.data_plane.meta import KVBatchMeta
-from actors.preflight_sft import SupervisedData, check_sft, prepare_sft_model
+from actors.preflight_sft import PART, Lengths, SupervisedData, check_sft, data_of, measure, prepare_sft_model, sample_parts
 from configs.sft import SftConfig
 from flows.session import Prepared, Session
+from flows.shards import in_lanes, room
 from flows.step import Metrics, Step
 from tasks.call import quoted
 from tasks.checkpoint import checkpoint
 from tasks.clear import clear
-from tasks.launch import RunActors, launch_sft, planned_sft_actors
+from tasks.cluster import cluster
+from tasks.launch import RunActors, launch_sft, logical_cpus, logical_gpus, planned_sft_actors
 from tasks.reporting.checkpoints import Checkpoints
 from tasks.reporting.run_dir import point
-from tasks.supervised import supervised_batch, validation_loss
+from tasks.supervised import measure_samples, supervised_batch, validation_loss
+
+_MEASURE_S = 600.0  # for one part of the data
 
 
 class SftStep(Step):
@@ -75,8 +79,21 @@ class SftSession(Session[SftConfig, RunActors]):
     @staticmethod
     def prepare(config: SftConfig, scratch: Path) -> PreparedSft:
         model_path = prepare_sft_model(config, scratch)
-        data = check_sft(config, model_path)
+        problems, allowed = check_sft(config, model_path)
+        lengths: list[Lengths] = []
+        lanes = min(room(), problems.size("train") // PART if config.data.environment is None else 1)
+        if lanes > 1:
+            rows = sample_parts(config, problems)  # each lane takes the next part
+            in_lanes([rows] * lanes, lengths.append, config.ray, _MEASURE_S, measure_samples, config, model_path, allowed)
+        else:
+            lengths += [measure(part, config, model_path, allowed) for part in sample_parts(config, problems)]
+        data = data_of(problems, lengths, allowed)
         return PreparedSft(model_path, data.steps(config), data)
+
+    def _open(self) -> None:
+        # Ray first: its workers measure large data.
+        self._stack.enter_context(cluster(self.config.ray, self.namespace, logical_cpus(self.config), logical_gpus(self.config)))
+        super()._open()
 
     def _launch(self, prepared: PreparedSft) -> RunActors:
         data = prepared.data

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass
 
 from prefect import task
 
@@ -16,11 +17,10 @@ from actors.generation.pool import EnginePool
 from actors.models.hf import check_model_dir
 from actors.rollout.collector import Collector
 from actors.rollout.prompts import PromptEncoder
-from actors.rollout.samples import SLOWEST, Validation
+from actors.rollout.samples import Sample, Validation
 from actors.rollout.validation import OWN_SET, Validator
 from configs.evaluate import EvaluateConfig
 from tasks.call import RETRIED, STAGE, ask
-from tasks.reporting.jsonl import append, open_lines
 
 
 @task(name="validate", task_run_name="validate-{step}", **RETRIED)
@@ -29,35 +29,61 @@ def validate(namespace: str, step: str, weight_version: int, timeout_s: float, n
     return ask(namespace, names.COLLECTOR, timeout_s, Collector.validate, weight_version, name)
 
 
-@task(name="evaluate", task_run_name="evaluate-{step}", **STAGE)
-def evaluate_model(
-    namespace: str, config: EvaluateConfig, step: str, model_path: str, engines: list[str], answers: str, name: str = OWN_SET
-) -> Validation:
-    """Every problem of a validation set is answered by the model's engines. All answers go to the file `answers`, a few come back.
+@dataclass(frozen=True)
+class Shard:
+    """Problems of a validation set for engines of one model.
 
-    Args:
-        step: the model's label, and the set's where it is not the run's own: it names the task run. name: of the set.
+    Attributes:
+        model: label of the model. name: of the set.
+        engines: names of the engines that answer, which answer nothing else meanwhile.
+        part, parts: which of how many parts of the set.
     """
-    source, sampling = config.sources[name], config.sampling
+
+    model: str
+    name: str
+    engines: tuple[str, ...]
+    part: int = 0
+    parts: int = 1
+
+    def __str__(self) -> str:
+        of_set = "" if self.name == OWN_SET else f"-{self.name}"
+        return f"{self.model}{of_set}" + (f"-{self.part + 1}of{self.parts}" if self.parts > 1 else "")
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What came of a shard: the answers to each problem, in the order of the problems, and the seconds that they took."""
+
+    shard: Shard
+    samples: list[tuple[Sample, ...]]
+    seconds: float
+
+
+@task(name="evaluate", task_run_name="evaluate-{shard}", **STAGE)
+def evaluate_shard(shard: Shard, namespace: str, config: EvaluateConfig) -> Answers:
+    """The problems of a shard are answered by its engines, and scored. May run in a Ray worker.
+
+    Raises:
+        EngineDiedError, PromptTooLongError, ActorGoneError, ActorTimeoutError.
+    """
+    started = time.monotonic()
+    source, sampling, path = config.sources[shard.name], config.sampling, config.models[shard.model]
 
     def score(problems: Sequence[Problem], responses: Sequence[Response]) -> list[Verdict]:
         return ask(namespace, names.ENVIRONMENT, config.deadlines.score, EnvironmentActor.score, problems, responses)
 
     validator = Validator(
         build(source, config.seed),
-        PromptEncoder(model_path, source.system_prompt, source.chat_template_kwargs),
-        EnginePool(namespace, engines, timeout_s=config.generation.timeout_s),
+        PromptEncoder(path, source.system_prompt, source.chat_template_kwargs),
+        EnginePool(namespace, shard.engines, timeout_s=config.generation.timeout_s),
         score,
         config.seed,
         sampling.max_new_tokens,
         sampling.temperature,
         sampling.top_p,
         config.validation.samples_per_prompt,
-        config.prompt_room(int(check_model_dir(model_path).max_position_embeddings)),
+        config.prompt_room(int(check_model_dir(path).max_position_embeddings)),
         source.on_too_long,
     )
-    samples = validator.answers(0)
-    with open_lines(Path(answers)) as file:
-        for sample in (one for group in samples for one in group):
-            append(file, sample.model_dump(exclude={"weight_version"}))
-    return Validation.of(samples, config.validation, shown=config.logged_samples, slow=SLOWEST)
+    samples = validator.answers(0, shard.part, shard.parts)
+    return Answers(shard, samples, time.monotonic() - started)

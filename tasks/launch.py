@@ -126,11 +126,13 @@ def _planned_policy(policy: PolicyConfig) -> list[tuple[str, str]]:
 
 
 def logical_cpus(config: BaseRunConfig | EvaluateConfig) -> int:
-    """What the actors ask Ray for, when the cluster is the run's own: one per engine and per policy worker, and one to spare."""
+    """CPUs of a cluster of the run's own: one for each engine and policy worker and one to spare; and for flows that have work for Ray's
+    workers (flows/shards.py) as many as the machine has."""
     if isinstance(config, EvaluateConfig):
-        return len(config.models) * config.generation.num_engines + 1
-    engines = config.generation.num_engines if isinstance(config, RunConfig) else 0
-    return engines + config.policy.parallel.world_size + 1
+        return max(len(config.models) * config.generation.num_engines + 1, settings.cpu_count())
+    if isinstance(config, RunConfig):
+        return config.generation.num_engines + config.policy.parallel.world_size + 1
+    return max(config.policy.parallel.world_size + 1, settings.cpu_count())
 
 
 def logical_gpus(config: BaseRunConfig | EvaluateConfig) -> int | None:

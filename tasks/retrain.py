@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prefect import task
-from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas import State
 from prefect.states import Completed
 
 from configs.environment import FieldsConfig
+from configs.retrain import RegistryConfig, RetrainConfig
 from tasks import events
 from tasks.call import STAGE
 from tasks.retraining.lease import Lease
-from tasks.retraining.prompts import Consumed, NewPrompts, Row, find_new, read_files, read_frozen
+from tasks.retraining.prompts import NewPrompts, Row, find_new, read_files, read_frozen
 from tasks.retraining.registry import Attempt, Promotion, Registry
+from tasks.retraining.storage import Content
 
 
 @dataclass(frozen=True)
@@ -27,47 +28,43 @@ class Found:
     frozen: tuple[Row, ...]
     new: NewPrompts
 
+    @property
+    def number(self) -> int | None:
+        """Of the promoted model, if there is one."""
+        return self.parent.number if self.parent else None
+
 
 @task(name="find-new-prompts", task_run_name="find-new-prompts", **STAGE)
-def find_new_prompts(registry_url: str, data_url: str, frozen_url: str, fields: FieldsConfig) -> Found:
+def find_new_prompts(config: RetrainConfig, fields: FieldsConfig) -> Found:
     """Read registry, frozen set and data.
 
     Raises:
         ConfigError: one of them cannot be reached, is damaged, or the promoted model has vanished.
     """
-    return look(registry_url, data_url, frozen_url, fields)
-
-
-def look(registry_url: str, data_url: str, frozen_url: str, fields: FieldsConfig) -> Found:
-    """`find_new_prompts` outside a flow."""
-    registry = Registry(registry_url)
+    registry = Registry(config.registry.url)
     parent = registry.current()
     if parent is not None:
         registry.check_model(parent)
-    frozen = tuple(read_frozen(frozen_url, fields))
-    consumed: Mapping[str, Consumed] = parent.consumed if parent else {}
-    return Found(parent, frozen, find_new(read_files(data_url), consumed, {row.digest for row in frozen}, fields))
+    frozen = tuple(read_frozen(config.frozen_set.url, fields))
+    consumed = parent.consumed if parent else {}
+    return Found(parent, frozen, find_new(read_files(config.data.url), consumed, {row.digest for row in frozen}, fields))
 
 
 @task(name="promote", task_run_name="promote", **STAGE)
-def promote(registry_url: str, candidate: str, attempt: Attempt, consumed: Mapping[str, Consumed], lease: Lease, keep: int) -> Promotion:
+def promote(config: RegistryConfig, candidate: str, attempt: Attempt, consumed: Mapping[str, Content], lease: Lease) -> Promotion:
     """The new model takes the old one's place; automations hear of it.
 
     Raises:
         PromotionConflictError, LeaseLostError: another run was here meanwhile; nothing was promoted.
     """
-    promotion = Registry(registry_url).promote(Path(candidate), attempt, consumed, lease, keep)
-    events.promoted(registry_url, promotion.model_dump(mode="json", exclude={"files", "consumed"}))
+    registry = Registry(config.url)
+    promotion = registry.promote(Path(candidate), attempt, consumed, lease, config.keep_models)
+    events.promoted(registry.folder.url, promotion.model_dump(mode="json", exclude={"files", "consumed"}))
     return promotion
 
 
 @task(name="keep", task_run_name="keep-the-old-model", **STAGE)
-def keep_old(registry_url: str, attempt: Attempt) -> State:
+def keep_old(config: RegistryConfig, attempt: Attempt) -> State:
     """The old model stays; the same is not tried again."""
-    Registry(registry_url).reject(attempt)
+    Registry(config.url).reject(attempt)
     return Completed(name="Kept", message=attempt.reason)
-
-
-def publish_comparison(markdown: str, description: str) -> None:
-    """The page in the UI. Call inside the flow."""
-    create_markdown_artifact(markdown=markdown, key="retrain-comparison", description=description)

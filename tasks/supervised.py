@@ -9,6 +9,7 @@ from prefect import task
 from actors import names
 from actors.data_plane.meta import KVBatchMeta
 from actors.policy.group import PolicyGroup
+from actors.preflight_sft import measure
 from actors.rollout.supervised import SupervisedCollector
 from tasks.call import RETRIED, STAGE, ask
 
@@ -23,6 +24,10 @@ class SupervisedBatch:
 
     meta: KVBatchMeta
     dropped: int
+
+
+# Of large data; may run in a Ray worker.
+measure_samples = task(name="measure-samples", task_run_name="measure-{part.split}", **STAGE)(measure)
 
 
 @task(name="batch", task_run_name="batch-{step}", **STAGE)

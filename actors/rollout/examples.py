@@ -9,7 +9,6 @@ An `Environment` has the same two methods, so that its questions and answers are
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 from typing import IO, Any
@@ -18,6 +17,7 @@ import fsspec
 import numpy as np
 
 from actors.environments import Problem, Split, build
+from actors.environments.dataset.rows import json_lines, parse_line, reading
 from actors.rollout.prompts import Problems
 from configs.base import ConfigError
 from configs.sft import SupervisedDataConfig
@@ -78,29 +78,16 @@ def read_rows(url: str, prompt_field: str, response_field: str, config_field: st
     """
     rows = _parquet_rows if PurePosixPath(url).suffix == ".parquet" else _jsonl_rows
     fields = {"data.prompt_field": prompt_field, "data.response_field": response_field}
-    try:
-        with fsspec.open(url, "rb") as file:
-            problems = [_problem(url, number, row, fields) for number, row in rows(file, url, fields)]
-    except ConfigError:
-        raise
-    except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"{config_field}: cannot read {url}: {str(error) or type(error).__name__}") from None
+    with reading(url, config_field), fsspec.open(url, "rb") as file:
+        problems = [_problem(url, number, row, fields) for number, row in rows(file, url, fields)]
     if not problems:
         raise ConfigError(f"{config_field}: {url} is empty: no rows to read")
     return problems
 
 
 def _jsonl_rows(file: IO[bytes], url: str, fields: dict[str, str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in enumerate(file, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:  # not JSON, or not UTF-8
-            raise ConfigError(f"{url}, line {number}: not a JSON object: {error}") from None
-        if not isinstance(row, dict):
-            raise ConfigError(f"{url}, line {number}: a JSON object is wanted, this is {type(row).__name__}")
-        yield number, row
+    for number, line in json_lines(file):
+        yield number, parse_line(line, f"{url}, line {number}")
 
 
 def _parquet_rows(file: IO[bytes], url: str, fields: dict[str, str]) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -36,14 +36,18 @@ class Validator:
     room: int = 2**31
     on_too_long: OnTooLong = "refuse"
 
-    def answers(self, weight_version: int) -> list[tuple[Sample, ...]]:
+    def answers(self, weight_version: int, part: int = 0, parts: int = 1) -> list[tuple[Sample, ...]]:
         """The answers to each problem, in the order of the problems.
+
+        Args:
+            part, parts: which of how many parts of the problems, of which all together are as one.
 
         Raises:
             EngineDiedError: an engine is gone or silent. PromptTooLongError. What `score` raises.
         """
         rows = range(self.samples_per_prompt)
         problems = held_out_problems(self.environment)
+        problems = problems[len(problems) * part // parts : len(problems) * (part + 1) // parts]
         sampling = self.max_new_tokens, self.temperature, self.top_p
         encoded = [(problem, fit(problem, self.encoder.prompt(problem), self.room, self.on_too_long)) for problem in problems]
         problems = [problem for problem, ids in encoded if ids is not None]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
 from tasks.reporting.text import number, score
-from tasks.retraining.decision import Paired, pair
 from tasks.retraining.prompts import NewPrompts
 from tasks.retraining.registry import Attempt
 
@@ -19,7 +20,7 @@ def comparison_markdown(
 ) -> str:
     """The page. Answers are of the same problems in the same order; those whose reward changed come first."""
     pairs = list(zip(old_answers, new_answers, strict=True))
-    paired = pair(_per_problem(old_answers), _per_problem(new_answers))
+    differences = [after - before for before, after in zip(_per_problem(old_answers), _per_problem(new_answers), strict=True)]
     parent = "the training recipe's own model" if attempt.parent is None else f"model {attempt.parent}"
     left_out = f" (left out: {new.repeated:,} repeated, {new.held_out:,} of the frozen set)" if new.repeated or new.held_out else ""
     lines = [
@@ -29,7 +30,7 @@ def comparison_markdown(
         "",
         f"Trained from {parent} on {attempt.prompts:,} new prompts of {len(new.files)} file(s){left_out}.",
         "",
-        *_scores(attempt, paired),
+        *_scores(attempt, differences),
         "",
         "### Answers",
         "",
@@ -48,15 +49,18 @@ def _per_problem(answers: Sequence[Answer]) -> list[float]:
     return [sum(of_one) / len(of_one) for of_one in rewards.values()]
 
 
-def _scores(attempt: Attempt, paired: Paired) -> list[str]:
+def _scores(attempt: Attempt, differences: Sequence[float]) -> list[str]:
+    count = len(differences)
+    better, worse = sum(one > 0 for one in differences), sum(one < 0 for one in differences)
+    error = statistics.stdev(differences) / math.sqrt(count) if count > 1 else math.nan
     rows = [("accuracy", attempt.old.accuracy, attempt.new.accuracy), ("reward", attempt.old.reward, attempt.new.reward)]
     return [
         "| frozen set | old | new | difference |",
         "|---|---:|---:|---:|",
         *(f"| {name} | {score(old)} | {score(new)} | {new - old:+.3f} |" for name, old, new in rows),
         "",
-        f"Of {paired.better + paired.worse + paired.same:,} problems {paired.better:,} were answered better, {paired.worse:,} worse, "
-        f"{paired.same:,} the same; the standard error of the reward's difference is {number(paired.standard_error)}.",
+        f"Of {count:,} problems {better:,} were answered better, {worse:,} worse, {count - better - worse:,} the same; "
+        f"the standard error of the reward's difference is {number(error)}.",
     ]
 
 

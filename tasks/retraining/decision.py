@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
@@ -22,28 +21,12 @@ class Scores(BaseModel):
     reward: float
 
 
-class Verdict(BaseModel):
+@dataclass(frozen=True)
+class Verdict:
     """What becomes of the new model, and why, in a sentence."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     promote: bool
     reason: str
-
-
-@dataclass(frozen=True)
-class Paired:
-    """The same problems, answered by both.
-
-    Attributes:
-        better, worse, same: problems where the new model's reward is higher, lower, equal.
-        standard_error: of the mean difference of rewards: sqrt(variance of the differences / problems); NaN for fewer than two.
-    """
-
-    better: int
-    worse: int
-    same: int
-    standard_error: float
 
 
 def decide(old: Scores, new: Scores, config: PromotionConfig) -> Verdict:
@@ -60,19 +43,3 @@ def decide(old: Scores, new: Scores, config: PromotionConfig) -> Verdict:
     if gain < config.margin - _ROUNDING:
         return Verdict(promote=False, reason=f"{moved}: better by {gain:.4f}, less than the margin of {config.margin:g}")
     return Verdict(promote=True, reason=f"{moved}: better by {gain:.4f}, the margin is {config.margin:g}")
-
-
-def pair(old: Sequence[float], new: Sequence[float]) -> Paired:
-    """Compare rewards of the same problems.
-
-    Raises:
-        ValueError: not equally many.
-    """
-    differences = [after - before for before, after in zip(old, new, strict=True)]
-    count = len(differences)
-    better, worse = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
-    if count < 2:
-        return Paired(better, worse, count - better - worse, math.nan)
-    mean = sum(differences) / count
-    variance = sum((d - mean) ** 2 for d in differences) / (count - 1)
-    return Paired(better, worse, count - better - worse, math.sqrt(variance / count))

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tasks.retraining.storage import Folder, RegistryError, reaching
+from tasks.retraining.storage import Folder, RegistryError, numbered
 
 _log = logging.getLogger(__name__)
 _RENEWALS = 4  # in the time that a lease lasts
@@ -48,9 +48,9 @@ class Lease:
     """A claim on the folder.
 
     Args:
-        holder: who this is, for the message that another run shows.
-        seconds: how long the lease lasts without a renewal.
-        now: seconds since the epoch.
+        holder: name of this run, for the message that another run shows.
+        seconds: time that the lease lasts without a renewal.
+        now: function that returns the seconds since the epoch.
     """
 
     def __init__(self, folder: Folder, holder: str, seconds: float, now: Callable[[], float] = time.time) -> None:
@@ -64,8 +64,22 @@ class Lease:
         Raises:
             BusyError: another run has it, or was faster. ConfigError: the folder cannot be written.
         """
-        with reaching(self._folder.field, self._folder.url):
-            self._acquire()
+        last = self._folder.last()
+        held = self._read(last)
+        if held is not None and not held.released and self._now() < held.expires_at:
+            raise BusyError(f"{held.holder} is retraining into {self._folder.url}")
+        number, expires_at = last + 1, self._now() + self._seconds
+        name = numbered(number)
+        created = self._folder.create(name, self._record(expires_at))
+        # A number may be free because it was used long ago and removed: only the highest counts.
+        if not created or self._folder.last() != number:
+            if created:
+                self._folder.remove(name)
+            raise BusyError(f"another run began to retrain into {self._folder.url} at the same moment")
+        self._number, self._expires_at = number, expires_at
+        for old in self._folder.numbers():
+            if old < number:
+                self._folder.remove(numbered(old))
 
     def renew(self) -> None:
         """Hold it for `seconds` from now.
@@ -75,7 +89,7 @@ class Lease:
         """
         self._must_be_newest()
         expires_at = self._now() + self._seconds
-        self._folder.replace(_name(self._number), self._record(expires_at))
+        self._folder.replace(numbered(self._number), self._record(expires_at))
         self._expires_at = expires_at
 
     def check(self) -> None:
@@ -91,8 +105,8 @@ class Lease:
     def release(self) -> None:
         """Let the next run begin at once. Nothing happens when the lease was lost."""
         number, self._number = self._number, 0
-        if number and self._last() == number:
-            self._folder.replace(_name(number), self._record(self._now(), released=True))
+        if number and self._folder.last() == number:
+            self._folder.replace(numbered(number), self._record(self._now(), released=True))
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -110,31 +124,10 @@ class Lease:
         finally:
             stop.set()
             thread.join()
-            self._try_release()
-
-    def _try_release(self) -> None:
-        try:
-            self.release()
-        except Exception:  # noqa: BLE001  (what the block has done stands, and the lease expires by itself)
-            _log.warning("the lease on %s could not be released", self._folder.url, exc_info=True)
-
-    def _acquire(self) -> None:
-        last = self._last()
-        if last:
-            record = self._read(last)
-            if record is not None and not record.released and self._now() < record.expires_at:
-                raise BusyError(f"{record.holder} is retraining into {self._folder.url}")
-        expires_at = self._now() + self._seconds
-        if not self._folder.create(_name(last + 1), self._record(expires_at)):
-            raise BusyError(f"another run began to retrain into {self._folder.url} at the same moment")
-        # A number may be free because it was used long ago and removed: only the highest counts.
-        if self._last() != last + 1:
-            self._folder.remove(_name(last + 1))
-            raise BusyError(f"another run began to retrain into {self._folder.url} at the same moment")
-        self._number, self._expires_at = last + 1, expires_at
-        for number in self._numbers():
-            if number < self._number:
-                self._folder.remove(_name(number))
+            try:
+                self.release()
+            except Exception:  # noqa: BLE001  (what the block has done stands, and the lease expires by itself)
+                _log.warning("the lease on %s could not be released", self._folder.url, exc_info=True)
 
     def _keep(self, stop: threading.Event) -> None:
         while not stop.wait(self._seconds / _RENEWALS):
@@ -146,7 +139,7 @@ class Lease:
                 _log.warning("the lease on %s could not be renewed", self._folder.url, exc_info=True)
 
     def _must_be_newest(self) -> None:
-        if self._number == 0 or self._last() != self._number:
+        if self._number == 0 or self._folder.last() != self._number:
             raise LeaseLostError(f"another run has taken over the lease on {self._folder.url}: nothing was promoted")
 
     def _record(self, expires_at: float, *, released: bool = False) -> bytes:
@@ -154,18 +147,7 @@ class Lease:
         return record.model_dump_json().encode()
 
     def _read(self, number: int) -> _Record | None:
-        content = self._folder.read(_name(number))
         try:
-            return None if content is None else _Record.model_validate_json(content)
+            return _Record.model_validate_json(self._folder.read(numbered(number)) or b"")
         except ValidationError:
             return None  # no record of ours: it bars nobody
-
-    def _last(self) -> int:
-        return max(self._numbers(), default=0)
-
-    def _numbers(self) -> list[int]:
-        return [int(name[:-5]) for name in self._folder.names() if name.endswith(".json") and name[:-5].isdecimal()]
-
-
-def _name(number: int) -> str:
-    return f"{number:06d}.json"

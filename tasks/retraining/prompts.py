@@ -13,32 +13,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-
-from pydantic import BaseModel, ConfigDict
 
 from actors.environments.dataset.problems import problem, prompt_digest
 from actors.environments.dataset.rows import json_lines, parse_line
 from configs.base import ConfigError
 from configs.environment import FieldsConfig
-from tasks.retraining.storage import Folder, reaching
-
-_SUFFIX = ".jsonl"
-
-
-class Consumed(BaseModel):
-    """How much of a file was trained on: its first `size` bytes, which have this SHA-256."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    size: int
-    sha256: str
+from tasks.retraining.storage import Content, Folder
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line with all its columns: `line` is JSON with its keys in order. `digest`: of its prompt alone."""
+    """A line with all its columns, as JSON with its keys in order; and the digest of its prompt alone."""
 
     line: str
     digest: bytes
@@ -49,17 +37,17 @@ class NewPrompts:
     """What a night can train on.
 
     Attributes:
-        prompts: in the order of files and lines.
-        files: those that hold something new.
-        repeated, held_out: new lines left out: said before in the same night, or part of the frozen set.
-        consumed: by file, what will be consumed once a model trained on this is promoted; includes what was before.
+        prompts: rows in the order of files and lines.
+        files: names of the files that hold something new.
+        repeated, held_out: numbers of new lines that are left out: repeated ones, and those of the frozen set.
+        consumed: content by file that is consumed once a model trained on this is promoted; includes what was consumed before.
     """
 
     prompts: tuple[Row, ...]
     files: tuple[str, ...]
     repeated: int
     held_out: int
-    consumed: Mapping[str, Consumed]
+    consumed: Mapping[str, Content]
 
     @property
     def digest(self) -> str:
@@ -74,15 +62,14 @@ def read_files(url: str) -> dict[str, bytes]:
         ConfigError: the URL cannot be reached, or nothing is there.
     """
     folder = Folder(url, "data.url")
-    with reaching("data.url", url):
-        try:
-            kind = folder.fs.info(folder.root)["type"]  # not `exists`, which is False as well when the store cannot be reached
-        except FileNotFoundError:
-            raise ConfigError(f"data.url: nothing is at {url}: check the URL, or create the folder for new prompts") from None
-        if kind == "file":
-            return {folder.root.rpartition("/")[2]: folder.fs.cat_file(folder.root)}
-        names = [name for name in folder.names(below=True) if name.endswith(_SUFFIX) and not _hidden(name)]
-        return {name: content for name in names if (content := folder.read(name)) is not None}
+    found = folder.info()
+    if found is None:
+        raise ConfigError(f"data.url: nothing is at {url}: check the URL, or create the folder for new prompts")
+    if found["type"] == "file":
+        return {folder.root.rpartition("/")[2]: folder.read() or b""}
+    hidden = re.compile(r"(^|/)[._]")
+    names = [name for name in folder.names(below=True) if name.endswith(".jsonl") and not hidden.search(name)]
+    return {name: content for name in names if (content := folder.read(name)) is not None}
 
 
 def read_frozen(url: str, fields: FieldsConfig) -> list[Row]:
@@ -91,21 +78,21 @@ def read_frozen(url: str, fields: FieldsConfig) -> list[Row]:
     Raises:
         ConfigError: the URL cannot be reached, a line is damaged, or there is none.
     """
-    folder = Folder(url, "frozen_set.url")
-    with reaching("frozen_set.url", url):
-        content: bytes = folder.fs.cat_file(folder.root)
+    content = Folder(url, "frozen_set.url").read()
+    if content is None:
+        raise ConfigError(f"frozen_set.url: nothing is at {url}: check the URL, or write the frozen set")
     rows = parse(url, content, fields)
     if not rows:
         raise ConfigError(f"frozen_set.url: {url} is empty; write one JSON object per line, with prompt and answer")
     return rows
 
 
-def find_new(files: Mapping[str, bytes], consumed: Mapping[str, Consumed], frozen: Collection[bytes], fields: FieldsConfig) -> NewPrompts:
+def find_new(files: Mapping[str, bytes], consumed: Mapping[str, Content], frozen: Collection[bytes], fields: FieldsConfig) -> NewPrompts:
     """Prompts that were not consumed.
 
     Args:
-        files: content by name. consumed: by name, from the lineage of the promoted model. frozen: digests of prompts that must not be
-            trained on.
+        files: bytes by name. consumed: content by name, from the lineage of the promoted model.
+        frozen: digests of prompts that must not be trained on.
 
     Raises:
         ConfigError: a line without prompt or answer; names file, line and column.
@@ -116,12 +103,13 @@ def find_new(files: Mapping[str, bytes], consumed: Mapping[str, Consumed], froze
     touched, repeated, held_out = [], 0, 0
     for name in sorted(files):
         content = _complete(files[name])
-        whole = Consumed(size=len(content), sha256=hashlib.sha256(content).hexdigest())
-        if not content or whole.sha256 in known:
-            if content:
-                after[name] = whole
+        if not content:
             continue
-        start = _continues(content, consumed.get(name))
+        after[name] = Content.of(content)
+        if after[name].sha256 in known:
+            continue
+        before = consumed.get(name)
+        start = before.size if before and Content.of(content[: before.size]) == before else 0
         rows = parse(name, content, fields, start)
         for row in rows:
             if row.digest in frozen:
@@ -132,7 +120,6 @@ def find_new(files: Mapping[str, bytes], consumed: Mapping[str, Consumed], froze
                 prompts[row] = None
         if rows:
             touched.append(name)
-        after[name] = whole
     return NewPrompts(tuple(prompts), tuple(touched), repeated, held_out, after)
 
 
@@ -162,13 +149,6 @@ def digest(rows: Collection[Row]) -> str:
     return hashlib.sha256(write(rows).encode()).hexdigest()
 
 
-def _continues(content: bytes, before: Consumed | None) -> int:
-    # The byte where the unseen part begins.
-    if before is None or hashlib.sha256(content[: before.size]).hexdigest() != before.sha256:
-        return 0
-    return before.size
-
-
 def _complete(content: bytes) -> bytes:
     head, newline, tail = content.rpartition(b"\n")
     try:
@@ -176,7 +156,3 @@ def _complete(content: bytes) -> bytes:
     except ValueError:
         return head + newline
     return content
-
-
-def _hidden(name: str) -> bool:
-    return any(part.startswith((".", "_")) for part in name.split("/"))

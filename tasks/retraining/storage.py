@@ -6,14 +6,18 @@ replace   local: temporary file, then a rename       object store: one put
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, Concatenate
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+from pydantic import BaseModel, ConfigDict
 
 from configs.base import ConfigError
 
@@ -22,97 +26,131 @@ class RegistryError(RuntimeError):
     """What this package refuses to do, and why; the subclasses say in which case."""
 
 
-@contextmanager
-def reaching(field: str, url: str) -> Iterator[None]:
-    """Whatever goes wrong inside becomes one line that names the field and the URL.
+class Content(BaseModel):
+    """What identifies the content of a file: `size` in bytes, and SHA-256."""
 
-    Raises:
-        ConfigError.
-    """
-    try:
-        yield
-    except (ConfigError, RegistryError):
-        raise
-    except Exception as error:  # every store behind fsspec has exceptions of its own
-        why = " ".join(str(error).split()) or "no reason given"
-        raise ConfigError(f"{field}: cannot reach {url}: {type(error).__name__}: {why}") from error
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, content: bytes) -> Content:
+        """Of these bytes."""
+        return cls(size=len(content), sha256=hashlib.sha256(content).hexdigest())
+
+    @classmethod
+    def of_file(cls, path: Path) -> Content:
+        """Of a local file, which may be large."""
+        with path.open("rb") as file:
+            return cls(size=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
+
+
+def _reaches[**P, R](method: Callable[Concatenate[Folder, P], R]) -> Callable[Concatenate[Folder, P], R]:
+    """What goes wrong in the method becomes one line that names the field and the URL: a ConfigError."""
+
+    @functools.wraps(method)
+    def guarded(self: Folder, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(self, *args, **kwargs)
+        except ConfigError:
+            raise
+        except Exception as error:  # every store behind fsspec has exceptions of its own
+            why = " ".join(str(error).split()) or "no reason given"
+            raise ConfigError(f"{self.field}: cannot reach {self.url}: {type(error).__name__}: {why}") from error
+
+    return guarded
 
 
 class Folder:
     """One folder. It need not exist before the first write.
 
     Args:
-        field: what the recipe calls the URL, for messages.
+        field: name of the URL in the recipe, for messages.
 
     Raises:
-        ConfigError: no such kind of URL, or its client is not installed.
+        ConfigError: no such kind of URL, or its client is not installed. Every method raises it when the store cannot be reached.
     """
 
     def __init__(self, url: str, field: str) -> None:
         self.url, self.field = url.rstrip("/"), field
-        with reaching(field, url):
-            self.fs, root = fsspec.core.url_to_fs(url)
+        self._connect()
+
+    @_reaches
+    def _connect(self) -> None:
+        self.fs, root = fsspec.core.url_to_fs(self.url)
         self.root = str(root).rstrip("/")
         self.local = isinstance(self.fs, LocalFileSystem)
 
     def path(self, name: str) -> str:
         """The path of a name, as `fs` takes it."""
-        return f"{self.root}/{name}"
+        return f"{self.root}/{name}" if name else self.root
 
+    @_reaches
+    def info(self, name: str = "") -> dict[str, Any] | None:
+        """`type` ("file" or "directory") and `size` in bytes of what is there; None: nothing is."""
+        self.fs.invalidate_cache()  # others write here as well
+        with suppress(FileNotFoundError):
+            return dict(self.fs.info(self.path(name)))  # not `exists`, which is False as well when the store cannot be reached
+        return None
+
+    @_reaches
     def names(self, name: str = "", *, below: bool = False) -> list[str]:
         """Files (and folders) directly in the folder `name`; or all files `below` it, with their folders in their names. Sorted."""
-        path = self.path(name) if name else self.root
-        self.fs.invalidate_cache()  # others write here as well
-        try:
-            found: list[str] = self.fs.find(path) if below else self.fs.ls(path, detail=False)
-        except FileNotFoundError:
-            return []
+        path = self.path(name)
+        self.fs.invalidate_cache()
+        found: list[str] = []
+        with suppress(FileNotFoundError):
+            found = self.fs.find(path) if below else self.fs.ls(path, detail=False)
         return sorted(str(one).rstrip("/")[len(path) + 1 :] for one in found)
 
-    def read(self, name: str) -> bytes | None:
-        """The content, or None when there is no such file."""
-        try:
-            content: bytes = self.fs.cat_file(self.path(name))
-        except FileNotFoundError:
-            return None
-        return content
+    def numbers(self, name: str = "") -> list[int]:
+        """The numbers of the `numbered` files in the folder `name`, ascending."""
+        stems = (one.removesuffix(".json") for one in self.names(name))
+        return sorted(int(stem) for stem in stems if stem.isdecimal())
 
+    def last(self, name: str = "") -> int:
+        """The highest of these numbers; 0: there is none."""
+        return max(self.numbers(name), default=0)
+
+    @_reaches
+    def read(self, name: str = "") -> bytes | None:
+        """The content (without a name: of the file at the URL itself), or None when there is no such file."""
+        with suppress(FileNotFoundError):
+            return bytes(self.fs.cat_file(self.path(name)))
+        return None
+
+    @_reaches
     def create(self, name: str, content: bytes) -> bool:
         """Write a new file. False: somebody else's file of that name is there. The content must be this writer's alone (a nonce, say)."""
-        if self.local:
-            with self._temporary(name, content) as temporary:
-                try:
-                    os.link(temporary, self.path(name))
-                except FileExistsError:
-                    return False
-            _sync(Path(self.path(name)).parent)
-            return True
         try:
-            self.fs.pipe_file(self.path(name), content, mode="create")
+            if self.local:
+                self._write(name, content, os.link)
+            else:
+                self.fs.pipe_file(self.path(name), content, mode="create")
         except OSError:
-            # The name was taken; or our put went through and its answer was lost.
+            # The name was taken; or the file was stored and the store's answer was lost.
             found = self.read(name)
             if found is None:
                 raise
             return found == content
         return True
 
+    @_reaches
     def replace(self, name: str, content: bytes) -> None:
         """Write a file in place of the one that may be there. A reader sees the old or the new content."""
         if self.local:
-            with self._temporary(name, content) as temporary:
-                os.replace(temporary, self.path(name))
-            _sync(Path(self.path(name)).parent)
+            self._write(name, content, os.replace)
         else:
             self.fs.pipe_file(self.path(name), content)
 
+    @_reaches
     def remove(self, name: str) -> None:
         """Remove a file or a folder with all it holds. No error when it is not there."""
-        try:
+        with suppress(FileNotFoundError):
             self.fs.rm(self.path(name), recursive=True)
-        except FileNotFoundError:
-            return
 
+    @_reaches
     def put(self, source: Path, name: str) -> None:
         """Copy a large local file into the folder. Readers can see it half-written: tell them its name only afterwards."""
         target = self.path(name)
@@ -121,17 +159,28 @@ class Folder:
         if self.local:
             _sync(Path(target))
 
-    @contextmanager
-    def _temporary(self, name: str, content: bytes) -> Iterator[Path]:
+    @_reaches
+    def get(self, name: str, target: Path) -> None:
+        """Copy a file from the folder to a local path."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self.fs.get_file(self.path(name), str(target))
+
+    def _write(self, name: str, content: bytes, publish: Callable[[Path, Path], None]) -> None:
         target = Path(self.path(name))
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
         try:
             temporary.write_bytes(content)
             _sync(temporary)
-            yield temporary
+            publish(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)
+        _sync(target.parent)
+
+
+def numbered(number: int) -> str:
+    """The name of file `number` in a folder of numbered ones."""
+    return f"{number:06d}.json"
 
 
 def _sync(path: Path) -> None:

@@ -13,13 +13,17 @@ from configs.loader import load
 from configs.run import RunConfig
 from flows.cli import main, plan
 from flows.grpo import grpo
+from flows.grpo_session import GrpoSession
 from tests.conftest import ROOT
 from tests.patience import WAIT_S
 
 
 def test_dry_run_prints_configuration_and_actors_and_starts_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     already = ray.is_initialized()
-    assert main(grpo, ["--dry-run", "steps=7", f"output_dir={tmp_path}", "generation.num_engines=2", "policy.parallel.data=2"]) == 0
+    assert (
+        main(grpo, GrpoSession, ["--dry-run", "steps=7", f"output_dir={tmp_path}", "generation.num_engines=2", "policy.parallel.data=2"])
+        == 0
+    )
     out = capsys.readouterr().out
     assert yaml.safe_load(out.split("\nActors")[0])["steps"] == 7
     for name in ("data plane", "engine-0", "engine-1", "collector", "environment", "policy-worker-0", "policy-worker-1", "DP2"):
@@ -32,7 +36,7 @@ def test_dry_run_prints_configuration_and_actors_and_starts_nothing(capsys: pyte
 
 
 def test_options_may_stand_between_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(grpo, ["steps=7", "--recipe", "arithmetic-cpu-async", "--dry-run", "seed=3"]) == 0
+    assert main(grpo, GrpoSession, ["steps=7", "--recipe", "arithmetic-cpu-async", "--dry-run", "seed=3"]) == 0
     resolved = yaml.safe_load(capsys.readouterr().out.split("\nActors")[0])
     assert (resolved["name"], resolved["steps"], resolved["seed"]) == ("arithmetic-cpu-async", 7, 3)
 
@@ -46,13 +50,13 @@ def test_flows_and_data_plane_come_without_torchs_compiler() -> None:
 
 def test_a_dry_run_needs_no_model() -> None:
     config = load("arithmetic-cpu").model_dump(exclude={"model"}) | {"model": {"path": "/nowhere"}}
-    assert "unknown: model.path: there is no directory /nowhere" in plan(RunConfig.model_validate(config))
+    assert "unknown: model.path: there is no directory /nowhere" in plan(RunConfig.model_validate(config), GrpoSession)
 
 
 def test_plan_is_a_recipe_again(tmp_path: Path) -> None:
     config = load("arithmetic-cpu", ["seed=5"])
     path = tmp_path / "again.yaml"
-    path.write_text(plan(config).split("\nActors")[0])
+    path.write_text(plan(config, GrpoSession).split("\nActors")[0])
     assert load(str(path)) == config
 
 
@@ -77,7 +81,7 @@ def with_model(tmp_path: Path, path: Path, **changes: object) -> str:
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """The one line on stderr of a run that was refused."""
     already = ray.is_initialized()
-    assert main(grpo, list(arguments)) == 2
+    assert main(grpo, GrpoSession, list(arguments)) == 2
     assert ray.is_initialized() == already
     err = capsys.readouterr().err
     assert err.startswith("error: ")

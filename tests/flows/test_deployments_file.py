@@ -13,11 +13,15 @@ from prefect.flows import Flow, load_flow_from_entrypoint
 from prefect.workers.process import ProcessWorker
 
 from configs.loader import load
-from flows.cli import SESSIONS
+from flows.evaluate_session import EvaluateSession
+from flows.grpo_session import GrpoSession
+from flows.night import Night
+from flows.sft_session import SftSession
 from tests.conftest import ROOT
 
 TEXT = (ROOT / "prefect.yaml").read_text()
 DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load(TEXT)["deployments"]
+CONFIGS: dict[str, Any] = {one.flow: one.config_type for one in (GrpoSession, SftSession, EvaluateSession, Night)}
 NAMES = [f"{deployment['entrypoint'].partition(':')[2]}/{deployment['name']}" for deployment in DEPLOYMENTS]
 deployments = pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=NAMES)
 
@@ -51,9 +55,9 @@ def test_each_says_what_it_is_and_runs_one_at_a_time(deployment: dict[str, Any])
 
 @deployments
 def test_the_recipe_exists(deployment: dict[str, Any]) -> None:
-    session = SESSIONS.get(deployment["entrypoint"].partition(":")[2])
-    if session is not None:
-        load(deployment["parameters"]["recipe"], deployment["parameters"]["overrides"], session.config_type)
+    config_type = CONFIGS.get(deployment["entrypoint"].partition(":")[2])
+    if config_type is not None:
+        load(deployment["parameters"]["recipe"], deployment["parameters"]["overrides"], config_type)
 
 
 def test_no_place_on_any_machine_is_named() -> None:

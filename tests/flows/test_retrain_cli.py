@@ -17,7 +17,9 @@ from configs.loader import RECIPES, dump, load, recipe_names
 from configs.retrain import RetrainConfig
 from flows.cli import main
 from flows.evaluate import evaluate
+from flows.evaluate_session import EvaluateSession
 from flows.grpo import grpo
+from flows.grpo_session import GrpoSession
 from flows.night import Night, evaluation_config, training_config
 from flows.retrain import retrain
 
@@ -57,12 +59,12 @@ def test_values_that_do_not_fit_name_their_field(override: str, words: list[str]
 
 def test_dry_run_prints_configuration_and_actors_and_starts_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     already = ray.is_initialized()
-    assert main(retrain, ["--dry-run", "seed=7", f"output_dir={tmp_path}"]) == 0
+    assert main(retrain, Night, ["--dry-run", "seed=7", f"output_dir={tmp_path}"]) == 0
     out = capsys.readouterr().out
     assert "seed: 7" in out
     for name in ("data plane", "engine-0", "rewards: 1 x math", "policy-worker-0", "baseline-engine-0", "model-engine-0"):
         assert name in out
-    assert main(evaluate, ["--dry-run", "baseline=models/base", "generation.num_engines=2"]) == 0
+    assert main(evaluate, EvaluateSession, ["--dry-run", "baseline=models/base", "generation.num_engines=2"]) == 0
     out = capsys.readouterr().out
     for line in ("baseline-engine-1", "float32: models/base", "model-engine-0", "float32: runs/latest/hf"):
         assert line in out
@@ -74,7 +76,7 @@ def test_dry_run_prints_configuration_and_actors_and_starts_nothing(capsys: pyte
 def refused(capsys: pytest.CaptureFixture[str], flow: Any, *arguments: str) -> str:
     """The one line on stderr of a run that was refused."""
     already = ray.is_initialized()
-    assert main(flow, list(arguments)) == 2
+    assert main(flow, {retrain: Night, evaluate: EvaluateSession, grpo: GrpoSession}[flow], list(arguments)) == 2
     assert ray.is_initialized() == already
     err = capsys.readouterr().err
     assert err.startswith("error: ")
@@ -94,7 +96,7 @@ def places(tmp_path: Path) -> list[str]:
 def test_what_a_night_points_to_is_looked_at_first(capsys: pytest.CaptureFixture[str], places: list[str], tmp_path: Path) -> None:
     assert "data.url: nothing is at" in refused(capsys, retrain, *places, f"data.url={tmp_path}/nowhere")
     assert "data.url: cannot reach s3://bucket/new: ImportError" in refused(capsys, retrain, *places, "data.url=s3://bucket/new")
-    assert "frozen_set.url: cannot reach" in refused(capsys, retrain, *places, f"frozen_set.url={tmp_path}/nowhere.jsonl")
+    assert "frozen_set.url: nothing is at" in refused(capsys, retrain, *places, f"frozen_set.url={tmp_path}/nowhere.jsonl")
     assert "registry.url: cannot reach nosuch://x" in refused(capsys, retrain, *places, "registry.url=nosuch://x")
     assert "no recipe 'arithmetic': did you mean 'arithmetic-cpu'" in refused(capsys, retrain, *places, "training.recipe=arithmetic")
     assert "did you mean 'steps'" in refused(capsys, retrain, *places, "training.overrides=[stesp=3]")

@@ -10,11 +10,12 @@ import ray
 
 from flows.cli import main
 from flows.sft import sft
+from flows.sft_session import SftSession
 
 
 def test_dry_run_prints_configuration_and_actors_and_starts_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     already = ray.is_initialized()
-    assert main(sft, ["--dry-run", "steps=7", f"output_dir={tmp_path}", "policy.parallel.data=2"]) == 0
+    assert main(sft, SftSession, ["--dry-run", "steps=7", f"output_dir={tmp_path}", "policy.parallel.data=2"]) == 0
     out = capsys.readouterr().out
     assert "steps: 7" in out
     for name in ("data plane", "collector", "64 samples a step of environment reasoning_gym", "policy-worker-1", "DP2"):
@@ -34,7 +35,7 @@ def data(tmp_path: Path) -> Path:
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """The one line on stderr of a run that was refused."""
     already = ray.is_initialized()
-    assert main(sft, ["data.environment=null", *arguments]) == 2
+    assert main(sft, SftSession, ["data.environment=null", *arguments]) == 2
     assert ray.is_initialized() == already
     err = capsys.readouterr().err
     assert err.startswith("error: ")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from configs.environment import FieldsConfig
 from tasks.retraining.comparison import comparison_markdown
 from tasks.retraining.decision import Scores
@@ -46,3 +48,12 @@ def test_several_answers_to_a_problem_are_one_observation() -> None:
     night = attempt(4).model_copy(update=dict.fromkeys(["old", "new"], Scores(accuracy=0.5, reward=0.5)))
     text = comparison_markdown("Promoted", night, find_new({"monday.jsonl": MONDAY}, {}, set(), FIELDS), old, new, 2)
     assert "Of 2 problems 1 were answered better, 0 worse, 1 the same; the standard error of the reward's difference is 0.2500." in text
+
+
+def test_one_problem_has_no_standard_error_and_pairs_must_match() -> None:
+    night = attempt(4).model_copy(update=dict.fromkeys(["old", "new"], Scores(accuracy=0.5, reward=0.5)))
+    found = find_new({"monday.jsonl": MONDAY}, {}, set(), FIELDS)
+    one, two = [answer("a", "", 0.0)], [answer("a", "", 0.0), answer("b", "", 1.0)]
+    assert "the standard error of the reward's difference is –." in comparison_markdown("Kept", night, found, one, one, 2)
+    with pytest.raises(ValueError):
+        comparison_markdown("Kept", night, found, one, two, 2)

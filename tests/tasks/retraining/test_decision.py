@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from fractions import Fraction
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.retrain import PromotionConfig
-from tasks.retraining.decision import Scores, decide, pair
+from tasks.retraining.decision import Scores, decide
 
 
 def verdict(old: float, new: float, margin: float = 0.01, metric: str = "accuracy") -> tuple[bool, str]:
@@ -56,19 +55,3 @@ def test_it_is_exact_for_counts(counts: tuple[int, int, int], percent: int) -> N
     size, old, new = counts
     gain = Fraction(new - old, size)
     assert verdict(old / size, new / size, percent / 100)[0] == (gain > 0 and gain >= Fraction(percent, 100))
-
-
-@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=50))
-def test_pairs_against_the_standard_library(rewards: list[tuple[float, float]]) -> None:
-    old, new = (list(column) for column in zip(*rewards, strict=True))
-    found = pair(old, new)
-    differences = [after - before for before, after in rewards]
-    assert (found.better, found.worse) == (sum(a > b for b, a in rewards if a - b), sum(a < b for b, a in rewards if a - b))
-    assert found.better + found.worse + found.same == len(rewards)
-    assert found.standard_error == pytest.approx(statistics.stdev(differences) / math.sqrt(len(rewards)), abs=1e-12)
-
-
-def test_pairs_of_different_length_are_refused() -> None:
-    with pytest.raises(ValueError):
-        pair([1.0], [1.0, 0.0])
-    assert math.isnan(pair([0.0], [1.0]).standard_error)

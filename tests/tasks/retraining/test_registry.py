@@ -16,9 +16,8 @@ import pytest
 from configs.base import ConfigError
 from tasks.retraining.decision import Scores
 from tasks.retraining.lease import Lease, LeaseLostError
-from tasks.retraining.prompts import Consumed
 from tasks.retraining.registry import Attempt, Promotion, PromotionConflictError, Registry, why_skip
-from tasks.retraining.storage import Folder
+from tasks.retraining.storage import Content, Folder
 from tests.conftest import ROOT
 
 FILES = {"config.json": 40, "model.safetensors": 100_000, "tokenizer.json": 500}
@@ -54,7 +53,7 @@ def promote(registry: Registry, path: Path, parent: int | None, keep: int = 5, l
     held = lease or Lease(registry.lease_folder, "a night", 60)
     with held.held():
         registry.repair()
-        return registry.promote(path, attempt(parent), {"a.jsonl": Consumed(size=3, sha256="s")}, held, keep)
+        return registry.promote(path, attempt(parent), {"a.jsonl": Content(size=3, sha256="s")}, held, keep)
 
 
 def byte_of(registry: Registry, promotion: Promotion) -> int:

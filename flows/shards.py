@@ -1,0 +1,104 @@
+"""Coarse work in parallel: task runs of one subflow, in workers of the run's own Ray cluster.
+
+    lanes   a-0 ─► a-1 ─► a-2      shards of one lane run one after the other
+            b-0 ─► b-1             several lanes: side by side, a Ray worker and a CPU for each, in one subflow
+                                   one lane: in this process, without a subflow
+
+Side by side costs some seconds (a subflow, and Ray workers that import the task): small work should be one lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, Concatenate
+
+import ray
+from prefect import Flow, Task
+from prefect.context import FlowRunContext
+from prefect_ray import RayTaskRunner
+from prefect_ray.context import remote_options
+
+from configs import settings
+from configs.run import RayConfig
+
+_START_S = 180.0  # until Ray's workers have imported a task, several at once on a laptop
+_CANCEL_S = 10.0  # until cancelled shards have told Prefect
+_body: ContextVar[Callable[[], None]] = ContextVar("body")
+
+
+def room() -> int:
+    """How many lanes can be worked on side by side: the cluster's CPUs that nobody has reserved. 1 outside of a flow run."""
+    if FlowRunContext.get() is None or not ray.is_initialized():
+        return 1
+    resources: Any = ray.available_resources  # untyped in Ray
+    return max(1, int(resources().get("CPU", 0)))
+
+
+def in_lanes[S, **P, R](
+    lanes: Sequence[Iterable[S]],
+    keep: Callable[[R], None],
+    config: RayConfig,
+    timeout_s: float,
+    work: Task[Concatenate[S, P], R],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> None:
+    """Call `work(shard, *args, **kwargs)` for the shards of all lanes. The first failure ends the rest.
+
+    Args:
+        lanes: shards by lane. Several lanes may be the same iterator, from which each takes the next shard when it is free.
+        keep: function that gets each result, in this process and as soon as it is there.
+        config: address of the cluster that this process has joined.
+        timeout_s: longest time of one shard, beside the start of its worker.
+
+    Raises:
+        TimeoutError: no shard has ended for that time. Exception: what `work` raised.
+    """
+    if len(lanes) == 1:
+        for shard in lanes[0]:
+            keep(work(shard, *args, **kwargs))
+        return
+    running: dict[Any, tuple[Any, Iterator[S]]] = {}  # reference of Ray's to its task run and lane
+
+    def start(lane: Iterator[S]) -> None:
+        for shard in lane:
+            future: Any = work.submit(shard, *args, **kwargs)
+            running[future.wrapped_future] = future, lane
+            return
+
+    def side_by_side() -> None:
+        with remote_options(num_cpus=1, max_retries=0):
+            try:
+                for lane in lanes:
+                    start(iter(lane))
+                while running:
+                    done, _ = ray.wait(list(running), timeout=timeout_s + _START_S)
+                    if not done:
+                        raise TimeoutError(f"{work.name}: no shard of {len(running)} has ended within {timeout_s + _START_S:.0f} s")
+                    future, lane = running.pop(done[0])
+                    keep(future.result())
+                    start(lane)
+            finally:
+                for reference in running:
+                    ray.cancel(reference)
+                if running:
+                    ray.wait(list(running), num_returns=len(running), timeout=_CANCEL_S)
+
+    subflow = Flow(_call_body, f"{work.name}-shards", task_runner=RayTaskRunner(_address(config)), persist_result=False)
+    token = _body.set(side_by_side)
+    try:
+        subflow()
+    finally:
+        _body.reset(token)
+
+
+def _call_body() -> None:
+    # The subflow's function and parameters go to every worker, and what it works with (open files, this process) must not.
+    _body.get()()
+
+
+def _address(config: RayConfig) -> str:
+    # Explicit: for None and "auto" RayTaskRunner would start a second cluster wherever Ray has not been joined.
+    address = config.address or settings.ray_address() or ""
+    return address if address.startswith("ray://") else str(ray.get_runtime_context().gcs_address)
