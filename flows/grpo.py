@@ -15,8 +15,7 @@ from typing import Any
 from prefect import flow
 
 from configs.loader import load
-from flows.grpo_session import GrpoSession
-from flows.grpo_step import GrpoStep
+from flows.grpo_session import GrpoSession, GrpoStep
 from flows.parameters import Steps, with_steps
 from flows.session import run_name
 

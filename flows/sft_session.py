@@ -13,9 +13,8 @@ from prefect.futures import PrefectFuture
 from actors.data_plane.meta import KVBatchMeta
 from actors.preflight_sft import PART, Lengths, SupervisedData, check_sft, data_of, measure, prepare_sft_model, sample_parts
 from configs.sft import SftConfig
-from flows.session import Prepared, Session
+from flows.session import Metrics, Prepared, Session, Step
 from flows.shards import in_lanes, room
-from flows.step import Metrics, Step
 from tasks.call import quoted
 from tasks.checkpoint import checkpoint
 from tasks.clear import clear

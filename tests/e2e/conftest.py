@@ -19,9 +19,8 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.workers.process import ProcessWorker
 
 import flows.grpo_session
-import flows.grpo_step
+import flows.session
 import flows.sft_session
-import flows.step
 import tasks.launch
 from actors.data_plane import transfer_queue as queue
 from actors.waiting import find, wait
@@ -141,7 +140,7 @@ def run_recorded(server: str, ray_session: None, tmp_path_factory: pytest.TempPa
         output = tmp_path_factory.mktemp("runs")
         crossings: list[Crossing] = []
         with pytest.MonkeyPatch.context() as patch:
-            for module in (flows.grpo_session, flows.grpo_step, flows.sft_session, flows.step):
+            for module in (flows.grpo_session, flows.session, flows.sft_session):
                 for name, value in vars(module).copy().items():
                     if isinstance(value, Task):
                         patch.setattr(module, name, _Recorder(value, crossings))
