@@ -1,4 +1,4 @@
-"""What the plane asks of TransferQueue, one coroutine each. No deadlines here: `Connection.ask` keeps them.
+"""What the plane asks of TransferQueue, one coroutine each. No deadlines here: `Connection.run` keeps them.
 
 Values go to the storage units and come from them directly, as blocks (storage.py), without the library's detour over padded or
 nested tensors and their schemas; the controller learns only which columns of which samples are there. So a put costs the
@@ -8,6 +8,7 @@ same four round trips as TransferQueue's own, a get the same two, and both less 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -142,6 +143,15 @@ class Requests:
         """Remove samples, their values and notes."""
         if samples.indexes:
             await self._client.async_clear_samples(BatchMeta(samples.indexes, [samples.partition_id] * len(samples.indexes)))
+
+    async def withdraw(self, samples: Samples, noted: bool = False) -> None:
+        """Undo a put: forget the samples that it made, and with `noted` restore the notes of those that it found."""
+        old = samples.rows([row for row, note in enumerate(samples.notes) if "columns" in note])
+        new = samples.rows([row for row, note in enumerate(samples.notes) if "columns" not in note])
+        with contextlib.suppress(Exception):  # the queue has gone, and with it what was to be undone
+            if noted and old.indexes:
+                await self.note(old, old.notes)
+            await self.forget(new)
 
     async def take(self, partition_id: str, consumer: str, fields: Sequence[str], count: int) -> list[dict[str, Any]]:
         """The notes of the next `count` samples that have all these fields, taken for this consumer; or of none."""
