@@ -8,7 +8,8 @@ import torch
 from prefect import task
 from pydantic import BaseModel, ConfigDict
 
-from actors.data_plane.connect import DataPlaneAddress, connect
+from actors.data_plane.address import DataPlaneAddress
+from actors.data_plane.connect import connect
 from actors.data_plane.meta import KVBatchMeta
 from actors.policy.objectives import advantages as functions
 from configs.policy import LossConfig

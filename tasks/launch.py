@@ -21,7 +21,8 @@ from prefect import task
 
 from actors import names
 from actors.data_plane import transfer_queue as queue
-from actors.data_plane.connect import DataPlaneAddress, connect
+from actors.data_plane.address import DataPlaneAddress
+from actors.data_plane.connect import connect
 from actors.environments.actor import SCORING_THREADS, EnvironmentActor
 from actors.generation.engine_actor import engine_actor_class
 from actors.generation.types import RefitPlan

@@ -1,15 +1,13 @@
 """MemoryPlane: the data plane of one process, for unit tests of everything that reads and writes columns.
 
-threads, coroutines ──► loop thread ──► {partition: {key: columns, length, tags}}, {consumer: claimed keys}
-                                        only that thread touches them; waiting puts and claims sleep on one condition
+threads ──► one condition ──► {partition: {key: columns, length, tags}}, {consumer: claimed keys}
+            held while they are touched; puts and claims wait on it
 """
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import functools
-import time
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +26,6 @@ from actors.data_plane.interface import (
     UnknownKeyError,
     UnknownPartitionError,
 )
-from actors.data_plane.loop import LoopThread
 from actors.data_plane.meta import KVBatchMeta
 from actors.data_plane.schema import Schema
 
@@ -54,19 +51,14 @@ class _Partition:
 @dataclass
 class _Store:
     partitions: dict[str, _Partition] = field(default_factory=dict)
-    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
-
-
-@functools.cache
-def _shared_loop() -> LoopThread:
-    return LoopThread("data-plane-memory")
+    changed: threading.Condition = field(default_factory=threading.Condition)
 
 
 class MemoryPlane(DataPlane):
     """Passes the same contract suite as `TransferQueuePlane`."""
 
     def __init__(self, timeout_s: float = 120.0) -> None:
-        super().__init__(_shared_loop(), timeout_s)
+        super().__init__(timeout_s)
         self._store = _Store()
 
     def with_timeout(self, timeout_s: float) -> MemoryPlane:
@@ -75,13 +67,17 @@ class MemoryPlane(DataPlane):
         other._store = self._store
         return other
 
-    async def _register(self, partition_id: str, fields: Sequence[str], capacity: int | None, consumers: Sequence[str]) -> Done[None]:
+    def _measured[T](self, operation: str, call: Callable[[], Done[T]]) -> T:
+        with self._store.changed:
+            return super()._measured(operation, call)
+
+    def _register(self, partition_id: str, fields: Sequence[str], capacity: int | None, consumers: Sequence[str]) -> Done[None]:
         schema = Schema.build(partition_id, fields, capacity, consumers)
         if self._store.partitions.setdefault(partition_id, _Partition(schema)).schema != schema:
             raise PartitionConflictError(f"partition {partition_id!r} exists with another schema")
         return Done(None)
 
-    async def _put(self, meta: KVBatchMeta, columns: Mapping[str, Column], overwrite: bool) -> Done[KVBatchMeta]:
+    def _put(self, meta: KVBatchMeta, columns: Mapping[str, Column], overwrite: bool) -> Done[KVBatchMeta]:
         partition = self._partition(meta.partition_id)
         partition.schema.check_put(meta, columns)
         if not (columns and meta.keys):
@@ -91,7 +87,7 @@ class MemoryPlane(DataPlane):
         partition.schema.check_room(meta.partition_id, partition.types, columns)
         copies = {name: [codec.copy_row(name, row) for row in rows] for name, rows in columns.items()}
         tags = [codec.copy_row("tags", tag) for tag in meta.tags]
-        await self._wait_for_space(meta, partition, copies, overwrite)
+        self._wait_for_space(meta, partition, copies, overwrite)
         codec.check_types(meta.partition_id, partition.types, types)  # another put may have been first meanwhile
         partition.types = types | partition.types
         for row, key in enumerate(meta.keys):
@@ -101,10 +97,10 @@ class MemoryPlane(DataPlane):
                 sample.length = meta.sequence_lengths[row]
             if tags:
                 sample.tags = (sample.tags or {}) | tags[row]
-        await self._notify()
+        self._store.changed.notify_all()
         return Done(meta.with_fields(*columns), len(meta), codec.payload(copies))
 
-    async def _get(self, meta: KVBatchMeta, fields: Sequence[str]) -> Done[dict[str, list[Any]]]:
+    def _get(self, meta: KVBatchMeta, fields: Sequence[str]) -> Done[dict[str, list[Any]]]:
         partition, where = self._partition(meta.partition_id), f"partition {meta.partition_id!r}"
         partition.schema.check_fields(meta.partition_id, fields)
         for key in meta.keys:
@@ -117,14 +113,14 @@ class MemoryPlane(DataPlane):
         values = {name: [codec.copy_row(name, partition.samples[key].columns[name]) for key in meta.keys] for name in fields}
         return Done(values, len(meta), codec.payload(values))
 
-    async def _claim(self, partition_id: str, consumer: str, fields: Sequence[str], count: int, timeout_s: float) -> Done[KVBatchMeta]:
+    def _claim(self, partition_id: str, consumer: str, fields: Sequence[str], count: int, timeout_s: float) -> Done[KVBatchMeta]:
         partition = self._partition(partition_id)
         partition.schema.check_claim(partition_id, consumer, fields, count)
 
         def ready() -> list[str]:
             return [key for key in partition.unclaimed(consumer) if partition.samples[key].columns.keys() >= set(fields)]
 
-        if not await self._wait_until(lambda: len(ready()) >= count, time.monotonic() + timeout_s):
+        if not self._store.changed.wait_for(lambda: len(ready()) >= count, timeout_s):
             waiting = [partition.samples[key].columns for key in partition.unclaimed(consumer)]
             lacking = {name: sum(name not in columns for columns in waiting) for name in fields}
             missing = {name: number for name, number in lacking.items() if number}
@@ -144,21 +140,16 @@ class MemoryPlane(DataPlane):
         )
         return Done(claimed, count)
 
-    async def _unclaim(self, claimed: KVBatchMeta) -> None:
-        if partition := self._store.partitions.get(claimed.partition_id):
-            partition.claimed[claimed.task_name].difference_update(claimed.keys)
-            await self._notify()
-
-    async def _clear(self, meta: KVBatchMeta) -> Done[None]:
+    def _clear(self, meta: KVBatchMeta) -> Done[None]:
         partition = self._partition(meta.partition_id)
         for key in meta.keys:
             partition.samples.pop(key, None)
         for keys in partition.claimed.values():
             keys.difference_update(meta.keys)
-        await self._notify()
+        self._store.changed.notify_all()
         return Done(None, len(meta))
 
-    async def _status(self, partition_id: str) -> Done[PartitionStatus]:
+    def _status(self, partition_id: str) -> Done[PartitionStatus]:
         partition = self._partition(partition_id)
         schema = partition.schema
         return Done(PartitionStatus(partition_id, len(partition.samples), schema.fields, schema.capacity, schema.consumers))
@@ -171,7 +162,7 @@ class MemoryPlane(DataPlane):
             raise UnknownPartitionError(f"no partition {partition_id!r}: register it first")
         return self._store.partitions[partition_id]
 
-    async def _wait_for_space(self, meta: KVBatchMeta, partition: _Partition, columns: Mapping[str, Any], overwrite: bool) -> None:
+    def _wait_for_space(self, meta: KVBatchMeta, partition: _Partition, columns: Mapping[str, Any], overwrite: bool) -> None:
         where, capacity = f"partition {meta.partition_id!r}", partition.schema.capacity
 
         def fresh() -> int:
@@ -188,18 +179,5 @@ class MemoryPlane(DataPlane):
         message = f"{where}: no space for {fresh()} more samples, it holds {len(partition.samples)} of {capacity}"
         if capacity is not None and fresh() > capacity:
             raise CapacityError(message)
-        if not await self._wait_until(fits, time.monotonic() + self._timeout_s):
+        if not self._store.changed.wait_for(fits, self._timeout_s):
             raise CapacityError(f"{message} after waiting {self._timeout_s:g} s")
-
-    async def _wait_until(self, condition: Callable[[], bool], deadline: float) -> bool:
-        """Whether the condition came true in time. Nothing else runs between its last look and the caller's next await."""
-        try:
-            async with asyncio.timeout(deadline - time.monotonic()), self._store.changed:
-                await self._store.changed.wait_for(condition)
-        except TimeoutError:
-            return condition()
-        return True
-
-    async def _notify(self) -> None:
-        async with self._store.changed:
-            self._store.changed.notify_all()

@@ -1,12 +1,11 @@
-"""The one road for tensors: columns under keys, in partitions.
+"""The data plane, through which all tensors travel: columns under keys, in partitions.
 
     writer ── put(meta, columns) ──► partition ── claim(consumer, fields, count) ──► meta   each sample once to each consumer
                                         ├── get(meta, fields) ──► columns
                                         └── clear(meta)
 
 Two implementations pass one contract suite (tests/actors/data_plane/): `transfer_queue.TransferQueuePlane` and
-`memory.MemoryPlane`. Values come back with the bits, dtype and shape they had. put, get, claim and clear have an `async_` form
-for use inside asyncio actors; both forms run the same coroutine on a thread of the data plane's own (`loop.LoopThread`).
+`in_memory.MemoryPlane`. Values come back with the bits, dtype and shape they had. Calls block the calling thread only.
 """
 
 from __future__ import annotations
@@ -14,16 +13,14 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from actors.data_plane.loop import LoopStoppedError, LoopStuckError, LoopThread, Request, Undo
 from actors.data_plane.meta import KVBatchMeta
 from actors.data_plane.usage import OperationUsage, flatten, merge
-from configs.deadlines import DATA_PLANE_GRACE_S
 
 # One value per row: tensors of one dtype (0-d ones are scalars; shapes may differ from row to row), or picklable values.
 Column = Sequence[torch.Tensor] | Sequence[Any]
@@ -119,7 +116,7 @@ class PartitionStatus:
 
 @dataclass(frozen=True)
 class Done[T]:
-    """What a request hands back: its value, and how much it moved (rows, and bytes of column payload)."""
+    """What an operation returns: its value, and how much it moved (rows, and bytes of column payload)."""
 
     value: T
     rows: int = 0
@@ -127,13 +124,12 @@ class Done[T]:
 
 
 class DataPlane(ABC):
-    """A client. Each process has its own; all of a run see the same partitions. Safe to share between threads and loops.
+    """A client. Each process has its own; all of a run see the same partitions. Safe to share between threads.
 
-    Every call has a deadline: answers are waited for `timeout_s` in all, and a put waits at most as long again for space.
+    Every call has a deadline: `timeout_s` seconds, to which a put adds as long again for space, and a claim its own wait.
     """
 
-    def __init__(self, loop: LoopThread, timeout_s: float) -> None:
-        self._loop = loop
+    def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._closed = False
         self._usage: dict[str, OperationUsage] = {}
@@ -158,7 +154,7 @@ class DataPlane(ABC):
             ValueError: no columns, a doubled or reserved name, or a capacity below 1.
             PartitionConflictError, DataPlaneGoneError.
         """
-        self._wait("register", self._register(partition_id, fields, capacity, consumers))
+        self._measured("register", lambda: self._register(partition_id, fields, capacity, consumers))
 
     def put(self, meta: KVBatchMeta, columns: Mapping[str, Column], *, overwrite: bool = False) -> KVBatchMeta:
         """Write columns under the meta's keys (new or existing), all or nothing. Returns the meta with the columns in `fields`.
@@ -173,11 +169,7 @@ class DataPlane(ABC):
             UnknownPartitionError, UnknownFieldError, RowCountError, ColumnTypeError, AlreadyWrittenError, CapacityError,
             DataPlaneGoneError.
         """
-        return self._wait("put", self._put(meta, columns, overwrite))
-
-    async def async_put(self, meta: KVBatchMeta, columns: Mapping[str, Column], *, overwrite: bool = False) -> KVBatchMeta:
-        """`put`, without blocking the event loop."""
-        return await self._wait_async("put", self._put(meta, columns, overwrite))
+        return self._measured("put", lambda: self._put(meta, columns, overwrite))
 
     def get(self, meta: KVBatchMeta, fields: Sequence[str]) -> dict[str, list[Any]]:
         """Read the named columns in the order of the meta's keys: one CPU tensor (or plain value) per row, the caller's own.
@@ -187,18 +179,14 @@ class DataPlane(ABC):
         Raises:
             UnknownPartitionError, UnknownKeyError, UnknownFieldError, DataPlaneGoneError.
         """
-        return self._wait("get", self._get(meta, fields))
-
-    async def async_get(self, meta: KVBatchMeta, fields: Sequence[str]) -> dict[str, list[Any]]:
-        """`get`, without blocking the event loop."""
-        return await self._wait_async("get", self._get(meta, fields))
+        return self._measured("get", lambda: self._get(meta, fields))
 
     def claim(self, partition_id: str, consumer: str, fields: Sequence[str], count: int, timeout_s: float) -> KVBatchMeta:
         """Take the next `count` samples whose named columns are all written, in the order in which they were first written.
 
         Each consumer has a cursor of its own: a sample is handed to each consumer exactly once, whatever claims run at the
         same time. A sample that is cleared and put again is a new sample. The claim waits until all `count` are ready; it
-        takes none when it fails or is cancelled, unless the caller's process dies.
+        takes none when it fails or is interrupted, unless the caller's process dies.
 
         Returns:
             Keys, the named columns in `fields`, `task_name` = consumer, and the tags that the puts gave (a sample without
@@ -209,13 +197,7 @@ class DataPlane(ABC):
             UnsatisfiableClaimError: a count below 1 or above the capacity, or no columns named.
             UnknownPartitionError, UnknownConsumerError, UnknownFieldError, DataPlaneGoneError.
         """
-        request = self._claim(partition_id, consumer, fields, count, timeout_s)
-        return self._wait("claim", request, timeout_s, undo=self._unclaim)
-
-    async def async_claim(self, partition_id: str, consumer: str, fields: Sequence[str], count: int, timeout_s: float) -> KVBatchMeta:
-        """`claim`, without blocking the event loop. When it is cancelled, what it has taken goes back."""
-        request = self._claim(partition_id, consumer, fields, count, timeout_s)
-        return await self._wait_async("claim", request, timeout_s, undo=self._unclaim)
+        return self._measured("claim", lambda: self._claim(partition_id, consumer, fields, count, timeout_s))
 
     def clear(self, meta: KVBatchMeta) -> None:
         """Forget exactly these keys. Keys that are already gone are no error.
@@ -223,11 +205,7 @@ class DataPlane(ABC):
         Raises:
             UnknownPartitionError, DataPlaneGoneError.
         """
-        self._wait("clear", self._clear(meta))
-
-    async def async_clear(self, meta: KVBatchMeta) -> None:
-        """`clear`, without blocking the event loop."""
-        await self._wait_async("clear", self._clear(meta))
+        self._measured("clear", lambda: self._clear(meta))
 
     def status(self, partition_id: str) -> PartitionStatus:
         """Occupancy of one partition.
@@ -235,10 +213,10 @@ class DataPlane(ABC):
         Raises:
             UnknownPartitionError, DataPlaneGoneError.
         """
-        return self._wait("status", self._status(partition_id))
+        return self._measured("status", lambda: self._status(partition_id))
 
     def usage(self) -> dict[str, OperationUsage]:
-        """What this client did so far, by operation: a copy, picklable, for `metrics.merge`."""
+        """What this client did so far, by operation: a copy, picklable, for `usage.merge`."""
         with self._counting:
             return merge([self._usage])
 
@@ -259,61 +237,32 @@ class DataPlane(ABC):
         self._closed = True
 
     @abstractmethod
-    async def _register(self, partition_id: str, fields: Sequence[str], capacity: int | None, consumers: Sequence[str]) -> Done[None]: ...
+    def _register(self, partition_id: str, fields: Sequence[str], capacity: int | None, consumers: Sequence[str]) -> Done[None]: ...
 
     @abstractmethod
-    async def _put(self, meta: KVBatchMeta, columns: Mapping[str, Column], overwrite: bool) -> Done[KVBatchMeta]: ...
+    def _put(self, meta: KVBatchMeta, columns: Mapping[str, Column], overwrite: bool) -> Done[KVBatchMeta]: ...
 
     @abstractmethod
-    async def _get(self, meta: KVBatchMeta, fields: Sequence[str]) -> Done[dict[str, list[Any]]]: ...
+    def _get(self, meta: KVBatchMeta, fields: Sequence[str]) -> Done[dict[str, list[Any]]]: ...
 
     @abstractmethod
-    async def _claim(self, partition_id: str, consumer: str, fields: Sequence[str], count: int, timeout_s: float) -> Done[KVBatchMeta]: ...
+    def _claim(self, partition_id: str, consumer: str, fields: Sequence[str], count: int, timeout_s: float) -> Done[KVBatchMeta]: ...
 
     @abstractmethod
-    async def _unclaim(self, claimed: KVBatchMeta) -> None:
-        """Give samples back to the consumer (the meta's task name) that nobody received."""
+    def _clear(self, meta: KVBatchMeta) -> Done[None]: ...
 
     @abstractmethod
-    async def _clear(self, meta: KVBatchMeta) -> Done[None]: ...
-
-    @abstractmethod
-    async def _status(self, partition_id: str) -> Done[PartitionStatus]: ...
+    def _status(self, partition_id: str) -> Done[PartitionStatus]: ...
 
     @abstractmethod
     def _partitions_used(self) -> list[str]: ...
 
-    def _wait[T](self, operation: str, request: Request[Done[T]], extra_s: float = 0.0, undo: Undo[T] | None = None) -> T:
-        self._check_open(operation, request)
-        try:
-            return self._loop.wait(self._measured(operation, request, time.perf_counter()), self._limit_s(extra_s), undo)
-        except LoopStuckError as error:
-            raise DataPlaneGoneError(f"{operation}: {error} in all") from error
-        except LoopStoppedError as error:
-            request.close()
-            raise DataPlaneGoneError(f"{operation}: the run's data plane was stopped") from error
-
-    async def _wait_async[T](self, operation: str, request: Request[Done[T]], extra_s: float = 0.0, undo: Undo[T] | None = None) -> T:
-        self._check_open(operation, request)
-        try:
-            return await self._loop.wait_async(self._measured(operation, request, time.perf_counter()), self._limit_s(extra_s), undo)
-        except LoopStuckError as error:
-            raise DataPlaneGoneError(f"{operation}: {error} in all") from error
-        except LoopStoppedError as error:
-            request.close()
-            raise DataPlaneGoneError(f"{operation}: the run's data plane was stopped") from error
-
-    def _limit_s(self, extra_s: float) -> float:
-        return 2 * self._timeout_s + extra_s + DATA_PLANE_GRACE_S
-
-    def _check_open(self, operation: str, request: Request[Any]) -> None:
+    def _measured[T](self, operation: str, call: Callable[[], Done[T]]) -> T:
         if self._closed:
-            request.close()
             raise DataPlaneGoneError(f"{operation}: this data-plane client is closed")
-
-    async def _measured[T](self, operation: str, request: Request[Done[T]], started: float) -> T:
+        started = time.perf_counter()
         try:
-            done = await request
+            done = call()
         except BaseException:
             with self._counting:
                 self._usage.setdefault(operation, OperationUsage()).errors += 1

@@ -6,13 +6,10 @@ rollout ── meta(keys, lengths, tags) ──► logprob ── same meta ─�
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
-
-# extra_info entries that describe one particular slicing of the rows; any re-slice makes them wrong.
-PACKING_KEYS = frozenset({"micro_batches", "packing", "padded_length", "permutation"})
 
 
 def mint_key(weight_version: int, prompt_uid: str, index: int) -> str:
@@ -63,7 +60,7 @@ class KVBatchMeta(BaseModel):
         return len(self.keys)
 
     def subset(self, rows: Sequence[int]) -> KVBatchMeta:
-        """The given rows, in the given order. Packing metadata is dropped.
+        """The given rows, in the given order.
 
         Raises:
             IndexError: a row outside the batch.
@@ -73,17 +70,6 @@ class KVBatchMeta(BaseModel):
     def slice(self, start: int, stop: int) -> KVBatchMeta:
         """Rows start <= i < stop."""
         return self._with_rows(range(len(self))[start:stop])
-
-    def drop(self, keys: Sequence[str]) -> KVBatchMeta:
-        """All rows but those with the given keys.
-
-        Raises:
-            KeyError: a key that is not in the batch.
-        """
-        gone = set(keys)
-        if unknown := gone - set(self.keys):
-            raise KeyError(f"partition {self.partition_id!r}: no key {sorted(unknown)[0]!r} to drop")
-        return self._with_rows([row for row, key in enumerate(self.keys) if key not in gone])
 
     def with_fields(self, *fields: str) -> KVBatchMeta:
         """The same rows with more columns known."""
@@ -109,7 +95,7 @@ class KVBatchMeta(BaseModel):
             fields=frozenset.intersection(*(meta.fields for meta in filled)),
             sequence_lengths=tuple(n for meta in filled for n in meta.sequence_lengths),
             tags=tuple(tag for meta in filled for tag in meta.tags),
-            extra_info=_without_packing(filled[0].extra_info),
+            extra_info=filled[0].extra_info,
         )
 
     def _with_rows(self, rows: Sequence[int]) -> KVBatchMeta:
@@ -121,12 +107,8 @@ class KVBatchMeta(BaseModel):
             fields=self.fields,
             sequence_lengths=tuple(self.sequence_lengths[row] for row in rows) if self.sequence_lengths else (),
             tags=tuple(self.tags[row] for row in rows) if self.tags else (),
-            extra_info=_without_packing(self.extra_info),
+            extra_info=self.extra_info,
         )
-
-
-def _without_packing(extra: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in extra.items() if name not in PACKING_KEYS}
 
 
 _FIELDS = tuple(KVBatchMeta.model_fields)

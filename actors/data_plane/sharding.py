@@ -17,7 +17,6 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 from actors.data_plane.meta import KVBatchMeta
 from actors.data_plane.packing import Bins, balanced, best_fit_decreasing, deal, even_runs, first_fit_decreasing, runs_within, split_to
@@ -49,7 +48,6 @@ class ShardPlan:
 
     Attributes:
         meta: the rank's rows.
-        rows: their row numbers in the whole batch.
         micro_batches: every row of `meta` once, in order.
         packed: the layout of all of them.
         global_tokens: response tokens in the whole batch (all ranks): the denominator of token_mean.
@@ -57,7 +55,6 @@ class ShardPlan:
     """
 
     meta: KVBatchMeta
-    rows: tuple[int, ...]
     micro_batches: tuple[MicroBatchPlan, ...]
     packed: bool
     global_tokens: int
@@ -71,26 +68,10 @@ class BatchPlan:
     Attributes:
         shards: one per data-parallel rank, each with the same number of micro-batches.
         token_efficiency: tokens of sequences / tokens that go through the model.
-        token_imbalance: most tokens on a rank / mean tokens of a rank - 1.
     """
 
     shards: tuple[ShardPlan, ...]
     token_efficiency: float
-    token_imbalance: float
-
-    @property
-    def permutation(self) -> tuple[int, ...]:
-        """Row numbers of the whole batch in the order rank 0's rows, rank 1's rows, ..."""
-        return tuple(row for shard in self.shards for row in shard.rows)
-
-
-class _Part(NamedTuple):
-    # A micro-batch whose rows are numbers in the whole batch; the rest as in MicroBatchPlan.
-    rows: list[int]
-    shape: tuple[int, int]
-    sequences: int
-    longest: int
-    starts: tuple[int, ...] = ()
 
 
 def plan_batch(meta: KVBatchMeta, batching: BatchingConfig, *, data_parallel: int, align: int = 8, sequence_align: int = 1) -> BatchPlan:
@@ -129,13 +110,8 @@ def plan_batch(meta: KVBatchMeta, batching: BatchingConfig, *, data_parallel: in
     counted = [tag for tag in meta.tags if not tag.get("dropped")]  # the others' sample_mask is 0
     totals = {"global_tokens": sum(int(tag["response_length"]) for tag in counted), "global_sequences": max(1, len(counted))}
     shards = tuple(_shard(meta, parts, packed=batching.mode == "packed", **totals) for parts in ranks)
-    loads = [sum(shard.meta.sequence_lengths) for shard in shards]
     computed = sum(part.shape[0] * part.shape[1] for parts in ranks for part in parts)
-    return BatchPlan(
-        shards=shards,
-        token_efficiency=sum(loads) / computed,
-        token_imbalance=max(loads) * data_parallel / sum(loads) - 1,
-    )
+    return BatchPlan(shards=shards, token_efficiency=sum(meta.sequence_lengths) / computed)
 
 
 def _check_lengths(meta: KVBatchMeta, batching: BatchingConfig, align: int) -> None:
@@ -159,7 +135,11 @@ def _check_lengths(meta: KVBatchMeta, batching: BatchingConfig, align: int) -> N
             )
 
 
-def _padded(lengths: Sequence[int], batching: BatchingConfig, ranks: int, align: int) -> list[list[_Part]]:
+def _rectangle(rows: list[int], height: int, longest: int) -> MicroBatchPlan:
+    return MicroBatchPlan(rows=tuple(rows), shape=(height, longest), sequences=height, longest=longest)
+
+
+def _padded(lengths: Sequence[int], batching: BatchingConfig, ranks: int, align: int) -> list[list[MicroBatchPlan]]:
     each = len(lengths) // ranks
     size = min(batching.micro_batch_size, each)
     count = _bins(ranks * -(-each // size), batching, len(lengths), ranks) // ranks
@@ -169,10 +149,10 @@ def _padded(lengths: Sequence[int], batching: BatchingConfig, ranks: int, align:
     edges = [-(-min(part, filled) * each // filled) for part in range(count + 1)]
     order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     dealt = [sorted(_snake(order, rank, ranks)) for rank in range(ranks)]
-    return [[_Part(rows[start:stop], (height, longest), height, longest) for start, stop in pairwise(edges)] for rows in dealt]
+    return [[_rectangle(rows[start:stop], height, longest) for start, stop in pairwise(edges)] for rows in dealt]
 
 
-def _dynamic(lengths: Sequence[int], batching: BatchingConfig, ranks: int, align: int) -> list[list[_Part]]:
+def _dynamic(lengths: Sequence[int], batching: BatchingConfig, ranks: int, align: int) -> list[list[MicroBatchPlan]]:
     budget, buckets = batching.tokens_per_micro_batch, batching.sequence_buckets
     assert budget is not None  # BatchingConfig checks it
     order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
@@ -189,15 +169,15 @@ def _dynamic(lengths: Sequence[int], batching: BatchingConfig, ranks: int, align
         halve=lambda run: (run[: len(run) // 2], run[len(run) // 2 :]),
     )
 
-    def part(run: list[int]) -> _Part:
+    def part(run: list[int]) -> MicroBatchPlan:
         height, longest = shape(run)
-        return _Part(sorted(order[i] for i in run), (height, longest), height, longest)
+        return _rectangle(sorted(order[i] for i in run), height, longest)
 
     dealt = deal([sum(lengths[order[i]] for i in run) for run in runs], ranks)
     return [[part(runs[number]) for number in numbers] for numbers in dealt]
 
 
-def _packed(lengths: Sequence[int], batching: BatchingConfig, ranks: int, align: int, unit: int) -> list[list[_Part]]:
+def _packed(lengths: Sequence[int], batching: BatchingConfig, ranks: int, align: int, unit: int) -> list[list[MicroBatchPlan]]:
     sizes = [-(-length // unit) for length in lengths]  # all sums below are in units of `unit` tokens
     bins = split_to(
         *_fill(sizes, batching, ranks, align, unit),
@@ -208,10 +188,10 @@ def _packed(lengths: Sequence[int], batching: BatchingConfig, ranks: int, align:
     sequences = _bucket(batching.sequence_buckets, max(map(len, bins)))
     longest = _bucket(batching.token_buckets, _up(max(lengths), align))
 
-    def part(members: list[int]) -> _Part:
+    def part(members: list[int]) -> MicroBatchPlan:
         rows = sorted(members)
         starts = accumulate((unit * sizes[row] for row in rows[:-1]), initial=0) if rows else ()
-        return _Part(rows, (1, width), sequences, longest, tuple(starts))
+        return MicroBatchPlan(rows=tuple(rows), shape=(1, width), starts=tuple(starts), sequences=sequences, longest=longest)
 
     dealt = deal([sum(lengths[row] for row in members) for members in bins], ranks)
     return [[part(bins[number]) for number in numbers] for numbers in dealt]
@@ -256,17 +236,13 @@ def _bins(least: int, batching: BatchingConfig, n: int, ranks: int) -> int:
     return ranks * _bucket(buckets, each)
 
 
-def _shard(meta: KVBatchMeta, parts: list[_Part], *, packed: bool, global_tokens: int, global_sequences: int) -> ShardPlan:
-    rows = tuple(row for part in parts for row in part.rows)
+def _shard(meta: KVBatchMeta, parts: list[MicroBatchPlan], *, packed: bool, global_tokens: int, global_sequences: int) -> ShardPlan:
+    # The parts' rows are numbers in the whole batch; those of the shard's micro-batches are numbers in the shard.
     edges = accumulate((len(part.rows) for part in parts), initial=0)
     return ShardPlan(
-        meta=meta.subset(rows),
-        rows=rows,
+        meta=meta.subset([row for part in parts for row in part.rows]),
         micro_batches=tuple(
-            MicroBatchPlan(
-                rows=tuple(range(start, stop)), shape=part.shape, starts=part.starts, sequences=part.sequences, longest=part.longest
-            )
-            for (start, stop), part in zip(pairwise(edges), parts, strict=True)
+            part.model_copy(update={"rows": tuple(range(start, stop))}) for (start, stop), part in zip(pairwise(edges), parts, strict=True)
         ),
         packed=packed,
         global_tokens=global_tokens,

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import lru_cache
-
-from transformers import AutoConfig
+from pathlib import Path
 
 
 @lru_cache(maxsize=4)
 def _shape(model_path: str) -> tuple[int, ...]:
-    c = AutoConfig.from_pretrained(model_path)
-    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    return (
-        c.num_hidden_layers,
-        c.hidden_size,
-        c.intermediate_size,
-        c.num_attention_heads * head_dim,
-        c.num_key_value_heads * head_dim,
-        c.vocab_size,
-    )
+    config = json.loads((Path(model_path) / "config.json").read_text())  # not by transformers: the policy group would import it for this
+    layers, hidden, ffn, vocab = (config[name] for name in ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size"))
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or hidden // heads
+    return layers, hidden, ffn, heads * head_dim, config.get("num_key_value_heads", heads) * head_dim, vocab
 
 
 def training_flops(model_path: str, sequence_lengths: Sequence[int]) -> float:

@@ -18,7 +18,8 @@ from typing import Any
 
 import ray
 
-from actors.data_plane.connect import DataPlaneAddress, connect
+from actors.data_plane.address import DataPlaneAddress
+from actors.data_plane.connect import connect
 from actors.data_plane.meta import KVBatchMeta
 from actors.data_plane.sharding import BatchPlan, plan_batch
 from actors.data_plane.usage import OperationUsage, merge

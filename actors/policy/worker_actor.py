@@ -17,7 +17,8 @@ from typing import Any
 
 import ray
 
-from actors.data_plane.connect import DataPlaneAddress, connect
+from actors.data_plane.address import DataPlaneAddress
+from actors.data_plane.connect import connect
 from actors.data_plane.usage import OperationUsage
 from actors.generation.types import Transport
 from actors.heap import freeze_heap

@@ -14,7 +14,8 @@ from typing import Literal
 
 import torch
 
-from actors.data_plane.connect import DataPlaneAddress, connect
+from actors.data_plane.address import DataPlaneAddress
+from actors.data_plane.connect import connect
 from actors.data_plane.interface import DataPlane
 from actors.data_plane.meta import KVBatchMeta, mint_key
 from actors.data_plane.usage import OperationUsage

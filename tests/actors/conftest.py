@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from actors.data_plane.connect import DataPlaneAddress
+from actors.data_plane.address import DataPlaneAddress
 from configs.run import DataPlaneConfig
 
 StartQueue = Callable[[str, DataPlaneConfig], DataPlaneAddress]

@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.data_plane.in_memory import MemoryPlane
+from actors.data_plane.transfer_queue import connection, plane
 from actors.environments.scoring import pool
 from configs.deadlines import GRACE_S, SCORING_START_S, Deadlines
 from configs.loader import load
@@ -58,7 +58,7 @@ def test_an_outer_wait_is_longer_than_the_sum_of_its_inner_ones(d: Deadlines) ->
 def test_the_constants_are_those_of_the_actors() -> None:
     d = Deadlines(generation=5.0, data_plane=7.0)
     assert d.engine_call >= 5.0 + GRACE_S  # EnginePool's own
-    assert d.data_plane_call >= MemoryPlane(timeout_s=7.0)._limit_s(0.0)
+    assert d.data_plane_call >= 2 * 7.0 + plane.ANSWER_S + 2 * connection._PROBE_EVERY_S  # a put's own, and a last look at the actors
     assert SCORING_START_S >= pool._START_S + pool._READY_S + pool._SEND_S
 
 

@@ -6,8 +6,8 @@
 
     run.py         start, stop: the actors of one run         connection.py  sockets, deadlines, a watch on the actors
     plane.py       TransferQueuePlane: what a put means       requests.py    one coroutine per request to TransferQueue
-    sampler.py     the order of claims, in the controller     records.py     a partition's schema and column types
-    storage.py     values as blocks, in the storage units     processes.py   those actors
+    loop.py        the event loop's thread                    records.py     a partition's schema and column types
+    storage.py     values as blocks, in the storage units     processes.py   those actors, and the order of claims
     lean.py        the library's import, without torch's compiler
 
 `transfer_queue.init()` would share one controller per Ray cluster: two runs would see each other and die together. So the

@@ -1,18 +1,16 @@
 """Connection: one process's link to one run's queue. Sockets, an event loop thread, deadlines, and a watch on the actors.
 
-plane's coroutine ── ask(request, deadline) ──► answer
-                        │ once a second without one: is an actor dead?  ──► DataPlaneGoneError that names it
-                        └ abandoned with a request in flight            ──► undo(its answer), when it comes
+plane ── run(request, seconds) ──► answer
+           │ once a second without one: is an actor dead?  ──► DataPlaneGoneError that names it
+           └ interrupted, or out of time                   ──► the request is cancelled, or its answer undone
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import threading
 import time
-from collections.abc import Coroutine
 from typing import Any
 from uuid import uuid4
 
@@ -23,9 +21,9 @@ from transfer_queue.storage.simple_storage import StorageKeyNotFoundError
 from transfer_queue.utils.enum_utils import Role
 from transfer_queue.utils.zmq_utils import ZMQServerInfo
 
-from actors.data_plane.connect import DataPlaneAddress, Endpoint
+from actors.data_plane.address import DataPlaneAddress, Endpoint
 from actors.data_plane.interface import DataPlaneError, DataPlaneGoneError, UnknownKeyError
-from actors.data_plane.loop import LoopThread, Undo
+from actors.data_plane.transfer_queue.loop import LoopStoppedError, LoopThread, Request, Undo
 from actors.data_plane.transfer_queue.records import Record
 from actors.data_plane.transfer_queue.requests import Requests
 
@@ -34,19 +32,6 @@ _PROBE_EVERY_S = 1.0  # a call that takes longer has the actors' health looked a
 
 _connections: dict[DataPlaneAddress, Connection] = {}
 _lock = threading.Lock()
-
-
-class Deadline:
-    """A point in time, and how long it was away when it was set."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._at = time.monotonic() + seconds
-
-    @property
-    def left(self) -> float:
-        """Seconds until then, at least 0."""
-        return max(0.0, self._at - time.monotonic())
 
 
 def connection(address: DataPlaneAddress, timeout_s: float) -> Connection:
@@ -75,7 +60,6 @@ class Connection:
         loop: where every coroutine of the plane runs; the sockets belong to it.
         requests: what can be asked.
         records: what is known of partitions.
-        undoing: work that gives back what abandoned requests took.
     """
 
     def __init__(self, address: DataPlaneAddress, timeout_s: float) -> None:
@@ -85,95 +69,74 @@ class Connection:
         if missing := [name for name, handle in self._actors.items() if handle is None]:
             raise DataPlaneGoneError(f"{missing[0]} is not in Ray namespace {address.namespace!r}: it died, or the run has ended")
         self.records: dict[str, Record] = {}
-        self.undoing: set[asyncio.Task[None]] = set()
+        self._closing = False
         controller = _server(address.controller, Role.CONTROLLER)
         self._client = AsyncTransferQueueClient(f"data_plane_client_{uuid4().hex[:8]}", controller, zmq_io_threads=2)
         storage = {"zmq_info": {end.actor: _server(end, Role.STORAGE) for end in address.storage}}
-        deadline = Deadline(timeout_s)
+        end = time.monotonic() + timeout_s
         while True:
             try:
                 self._client.initialize_storage_manager("SimpleStorage", storage)
                 break
             except TimeoutError as error:  # after 4 s: a busy machine may need longer, a dead controller never answers
-                late = f"{CONTROLLER} did not answer within {timeout_s:g} s" if not deadline.left else None
+                late = f"{CONTROLLER} did not answer within {timeout_s:g} s" if time.monotonic() >= end else None
                 if reason := self._look()[0] or late:
                     self._client.close()
                     raise DataPlaneGoneError(f"connect: {reason}") from error
         self.requests = Requests(self._client)
         self.loop = LoopThread("data-plane")
 
-    async def ask[T](self, request: Coroutine[Any, Any, T], what: str, deadline: Deadline, undo: Undo[T] | None = None) -> T:
-        """The answer to a request.
+    def run[T](self, request: Request[T], what: str, seconds: float, undo: Undo[T] | None = None) -> T:
+        """What a request returns. When the caller is interrupted or the time is over, the request is cancelled.
 
         Args:
-            undo: gets the answer that came after this call was cancelled or past its deadline.
+            undo: gets the answer of a request that ended all the same.
 
         Raises:
-            DataPlaneGoneError: an actor died, or none answered in time. UnknownKeyError: a sample was cleared meanwhile.
-            DataPlaneError: TransferQueue's own errors.
+            DataPlaneGoneError: an actor died, none answered in time, or the run's data plane was stopped.
+            UnknownKeyError: a sample was cleared meanwhile. DataPlaneError: TransferQueue's own errors.
         """
-        task = asyncio.ensure_future(request)
+        end = time.monotonic() + seconds
         try:
-            while not (await asyncio.wait({task}, timeout=min(_PROBE_EVERY_S, deadline.left)))[0]:
-                await self._check(what, deadline)
+            call = self.loop.submit(request)
+        except LoopStoppedError as error:
+            raise DataPlaneGoneError(f"{what}: the run's data plane was stopped") from error
+        try:
+            while not call.wait(min(_PROBE_EVERY_S, max(0.0, end - time.monotonic()))):
+                self._check(what, end, seconds)
         except BaseException:
-            if undo is None:
-                task.cancel()
-            else:
-                self.give_back(_undo_late(task, undo))
+            call.abandon(undo)
             raise
         try:
-            return task.result()
+            return call.result()
         except DataPlaneError:
             raise
         except StorageKeyNotFoundError as error:
             raise UnknownKeyError(f"{what}: a sample was cleared meanwhile ({error})") from error
         except (Exception, asyncio.CancelledError) as error:
-            dead, _ = await asyncio.to_thread(self._look)
-            if dead:
+            if dead := self._look()[0]:
                 raise DataPlaneGoneError(f"{what}: {dead}") from error
             raise DataPlaneError(f"{what}: TransferQueue failed: {type(error).__name__}: {error}") from error
-
-    async def pause(self, seconds: float, what: str, since: float) -> float:
-        """Sleep, while waiting for other clients. Looks at the actors when the last look (`since`) is a second old.
-
-        Returns:
-            When the actors were looked at last (time.monotonic).
-
-        Raises:
-            DataPlaneGoneError: an actor died.
-        """
-        await asyncio.sleep(seconds)
-        if time.monotonic() - since < _PROBE_EVERY_S:
-            return since
-        dead, _ = await asyncio.to_thread(self._look)
-        if dead:
-            raise DataPlaneGoneError(f"{what}: {dead}")
-        return time.monotonic()
-
-    def give_back(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run clean-up that outlives the request it cleans up after. Later puts wait for it."""
-        task = self.loop.start(_quietly(work))
-        self.undoing.add(task)
-        task.add_done_callback(self.undoing.discard)
-        return task
 
     def close(self) -> None:
         """Stop the loop, then release the sockets (in this order: the loop's thread uses them)."""
         if not self.loop.stopped:
+            self._closing = True
             self.loop.stop()
             if self.loop.stopped:
                 self._client.close()
 
-    async def _check(self, what: str, deadline: Deadline) -> None:
-        dead, silent = await asyncio.to_thread(self._look)
+    def _check(self, what: str, end: float, seconds: float) -> None:
+        dead, silent = self._look()
         if dead:
             raise DataPlaneGoneError(f"{what}: {dead}")
-        if not deadline.left:
-            raise DataPlaneGoneError(f"{what}: no answer from {', '.join(silent or self._actors)} within {deadline.seconds:g} s")
+        if time.monotonic() >= end:
+            raise DataPlaneGoneError(f"{what}: no answer from {', '.join(silent or self._actors)} within {seconds:g} s")
 
     def _look(self) -> tuple[str | None, list[str]]:
-        """Which actor died, if one did; and which do not answer Ray (that may be a busy machine)."""
+        """Why no answer will come, if so; and which actors do not answer Ray (that may be a busy machine)."""
+        if self._closing:
+            return "the run's data plane was stopped", []
         if not ray.is_initialized():
             return "this process has left the Ray cluster", []
         refs = {handle.get_zmq_server_info.remote(): name for name, handle in self._actors.items()}
@@ -184,19 +147,6 @@ class Connection:
             except RayActorError:
                 return f"{refs[ref]} died", []
         return None, [refs[ref] for ref in silent]
-
-
-async def _undo_late[T](task: asyncio.Future[T], undo: Undo[T]) -> None:
-    try:
-        answer = await task
-    except Exception:  # noqa: BLE001  (it took nothing, and its caller has gone)
-        return
-    await undo(answer)
-
-
-async def _quietly(work: Coroutine[Any, Any, None]) -> None:
-    with contextlib.suppress(DataPlaneError):  # the queue has gone, and with it what was to be cleaned up
-        await work
 
 
 def require_ray() -> None:

@@ -4,9 +4,9 @@ put     resolve keys ► written already? space? ► column types ► store valu
 claim   take (the controller picks and marks in one step) ► notes ► meta;     too few ready: sleep, ask again
 get     resolve keys ► load values                            clear   resolve keys ► forget
 
-Only `publish` makes a put visible, and it comes last. Whatever fails or is cancelled before it, the samples that the put
-made are forgotten; only an overwrite that is cancelled goes on to its end. With a bounded partition a put makes its samples
-first and counts then: whoever went over the capacity gives them back and waits.
+Only `publish` makes a put visible, and it comes last. When something before it fails or is interrupted, the samples that the
+put made are forgotten; only an interrupted overwrite goes on to its end. In a bounded partition a put makes its samples first
+and counts then: a put that went over the capacity gives them back and waits.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from actors.data_plane import codec
-from actors.data_plane.connect import DataPlaneAddress
+from actors.data_plane.address import DataPlaneAddress
 from actors.data_plane.interface import (
     AlreadyWrittenError,
     CapacityError,
     ClaimTimeoutError,
     Column,
     DataPlane,
-    DataPlaneGoneError,
     Done,
     PartitionConflictError,
     PartitionStatus,
@@ -36,12 +35,13 @@ from actors.data_plane.interface import (
 )
 from actors.data_plane.meta import KVBatchMeta
 from actors.data_plane.schema import Schema
-from actors.data_plane.transfer_queue.connection import Deadline, connection
+from actors.data_plane.transfer_queue.connection import connection
+from actors.data_plane.transfer_queue.loop import completed
 from actors.data_plane.transfer_queue.records import SHADOW, Record, schema_key, type_key
 from actors.data_plane.transfer_queue.requests import Samples
 
 _POLL_S = (0.01, 0.05)  # between looks at a partition; random, so that two waiting clients do not move in step
-_ANSWER_S = 5.0  # what a claim's deadline grants an answer that is under way
+ANSWER_S = 10.0  # what waiting claims and puts grant an answer that is under way at their deadline
 
 
 class TransferQueuePlane(DataPlane):
@@ -49,146 +49,149 @@ class TransferQueuePlane(DataPlane):
 
     def __init__(self, address: DataPlaneAddress, timeout_s: float) -> None:
         """Raises: DataPlaneGoneError, DataPlaneError (no Ray cluster attached)."""
+        super().__init__(timeout_s)
         self._link = connection(address, timeout_s)
-        super().__init__(self._link.loop, timeout_s)
+        self._requests = self._link.requests
 
-    async def _register(self, partition_id: str, fields: Sequence[str], capacity: int | None, consumers: Sequence[str]) -> Done[None]:
+    def _register(self, partition_id: str, fields: Sequence[str], capacity: int | None, consumers: Sequence[str]) -> Done[None]:
         schema = Schema.build(partition_id, fields, capacity, consumers)
-        what, deadline = f"register partition {partition_id!r}", Deadline(self._timeout_s)
-        key = schema_key(schema)
-        made = await self._link.ask(self._link.requests.resolve(SHADOW + partition_id, [key], create=True), what, deadline)
-        if (await self._read_record(partition_id, deadline)).schema != schema:
-            await self._link.ask(self._link.requests.forget(made), what, deadline)
-            raise PartitionConflictError(f"partition {partition_id!r} exists with another schema")
-        return Done(None)
+        return Done(self._link.run(self._create(partition_id, schema), f"register partition {partition_id!r}", self._timeout_s))
 
-    async def _put(self, meta: KVBatchMeta, columns: Mapping[str, Column], overwrite: bool) -> Done[KVBatchMeta]:
+    async def _create(self, partition_id: str, schema: Schema) -> None:
+        made = await self._requests.resolve(SHADOW + partition_id, [schema_key(schema)], create=True)
+        if (await self._read_record(partition_id)).schema != schema:
+            await self._requests.forget(made)
+            raise PartitionConflictError(f"partition {partition_id!r} exists with another schema")
+
+    def _put(self, meta: KVBatchMeta, columns: Mapping[str, Column], overwrite: bool) -> Done[KVBatchMeta]:
+        what = f"put {len(meta)} samples into partition {meta.partition_id!r}"
+        self._link.run(self._store(meta, columns, overwrite), what, 2 * self._timeout_s + ANSWER_S)
+        return Done(meta.with_fields(*columns), len(meta) if columns else 0, codec.payload(columns))
+
+    async def _store(self, meta: KVBatchMeta, columns: Mapping[str, Column], overwrite: bool) -> None:
         record = await self._record(meta.partition_id)
         record.schema.check_put(meta, columns)
         if not (columns and meta.keys):
-            return Done(meta.with_fields(*columns))
+            return
         types = codec.column_types(meta.partition_id, columns)
         if not types.keys() <= record.types.keys():  # another process may have written them first
-            record = await self._read_record(meta.partition_id, Deadline(self._timeout_s))
+            record = await self._read_record(meta.partition_id)
         codec.check_types(meta.partition_id, record.types, types)
         record.schema.check_room(meta.partition_id, record.types, columns)
-        what = f"put {len(meta)} samples into partition {meta.partition_id!r}"
-        # A put of the same keys may have been cancelled: let it end, and then its clean-up, which it begins at its end.
-        await self._loop.settled(self._timeout_s)
-        if self._link.undoing:
-            await asyncio.wait(self._link.undoing, timeout=self._timeout_s)
-        samples = await self._admit(meta, record, columns, overwrite, what)
+        await self._link.loop.settled(self._timeout_s)  # a put of the same keys may have been interrupted
+        samples = await self._admit(meta, record, columns, overwrite)
         mask = record.mask(columns)
-        replacing = any(note.get("columns", 0) & mask for note in samples.notes)
-        writing = asyncio.ensure_future(self._write(meta, samples, columns, types, what))
-        try:
-            await asyncio.shield(writing)
-        except BaseException as error:
-            if replacing and not writing.done():  # cancelled when some old values may be gone: all new ones is the way left
-                self._link.give_back(_finish(writing))
-            else:
-                await self._withdraw(samples, error, writing)
-            raise
-        return Done(meta.with_fields(*columns), len(meta), codec.payload(columns))
+        writing = self._write(meta, samples, columns, types)
+        if any(note.get("columns", 0) & mask for note in samples.notes):
+            await completed(writing)  # some old values may be gone: all new ones is the way left
+        else:
+            await writing
 
     async def _write(
-        self, meta: KVBatchMeta, samples: Samples, columns: Mapping[str, Column], types: Mapping[str, codec.ColumnType], what: str
+        self, meta: KVBatchMeta, samples: Samples, columns: Mapping[str, Column], types: Mapping[str, codec.ColumnType]
     ) -> None:
         """Store the columns of samples that were admitted, and make them visible."""
-        deadline = Deadline(self._timeout_s)
-        record = await self._settle_types(meta.partition_id, types, deadline)
-        encoded = [codec.encode(name, rows, record.types[name]) for name, rows in columns.items()]
-        stored = {field: values for part in encoded for field, values in part.items()}
-        notes = _notes(meta, samples, record.mask(columns))
-        await self._link.ask(self._link.requests.store(samples, stored, notes), what, deadline)
-        await self._link.ask(self._link.requests.publish(samples, list(stored)), what, deadline)
+        try:
+            record = await self._settle_types(meta.partition_id, types)
+            encoded = [codec.encode(name, rows, record.types[name]) for name, rows in columns.items()]
+            stored = {field: values for part in encoded for field, values in part.items()}
+            await self._requests.store(samples, stored, _notes(meta, samples, record.mask(columns)))
+            await self._requests.publish(samples, list(stored))
+        except BaseException:
+            await self._requests.withdraw(samples, noted=True)
+            raise
 
-    async def _get(self, meta: KVBatchMeta, fields: Sequence[str]) -> Done[dict[str, list[Any]]]:
+    def _get(self, meta: KVBatchMeta, fields: Sequence[str]) -> Done[dict[str, list[Any]]]:
+        what = f"get {', '.join(fields)} of {len(meta)} samples from partition {meta.partition_id!r}"
+        columns = self._link.run(self._load(meta, fields), what, self._timeout_s)
+        return Done(columns, len(meta) if fields else 0, codec.payload(columns))
+
+    async def _load(self, meta: KVBatchMeta, fields: Sequence[str]) -> dict[str, list[Any]]:
         record = await self._record(meta.partition_id)
         record.schema.check_fields(meta.partition_id, fields)
         if not (meta.keys and fields):
-            return Done({name: [] for name in fields})
-        what = f"get {', '.join(fields)} of {len(meta)} samples from partition {meta.partition_id!r}"
-        deadline = Deadline(self._timeout_s)
+            return {name: [] for name in fields}
         if any(name not in record.types for name in fields):
-            record = await self._read_record(meta.partition_id, deadline)
+            record = await self._read_record(meta.partition_id)
         stored = {part: to for name in fields if name in record.types for part, to in codec.stored_types(name, record.types[name]).items()}
-        samples = await self._link.ask(self._link.requests.resolve(meta.partition_id, meta.keys, create=False), what, deadline)
+        samples = await self._requests.resolve(meta.partition_id, meta.keys, create=False)
         if len(samples.indexes) < len(meta) or not samples.written.issuperset(stored) or not record.types.keys() >= set(fields):
-            await self._explain(meta, record, fields, deadline)
-        values = await self._link.ask(self._link.requests.load(samples, stored), what, deadline)
-        columns = {name: codec.decode(name, record.types[name], values) for name in fields}
-        return Done(columns, len(meta), codec.payload(columns))
+            await self._explain(meta, record, fields)
+        values = await self._requests.load(samples, stored)
+        return {name: codec.decode(name, record.types[name], values) for name in fields}
 
-    async def _claim(self, partition_id: str, consumer: str, fields: Sequence[str], count: int, timeout_s: float) -> Done[KVBatchMeta]:
-        record = await self._record(partition_id)
-        record.schema.check_claim(partition_id, consumer, fields, count)
+    def _claim(self, partition_id: str, consumer: str, fields: Sequence[str], count: int, timeout_s: float) -> Done[KVBatchMeta]:
+        async def undo(claimed: KVBatchMeta) -> None:
+            await self._requests.give_back(partition_id, consumer, claimed.keys)
+
         what = f"claim {count} samples of partition {partition_id!r} for {consumer!r}"
-        deadline, looked = Deadline(timeout_s), time.monotonic()
+        claimed = self._link.run(self._take(partition_id, consumer, fields, count, timeout_s), what, timeout_s + ANSWER_S, undo)
+        return Done(claimed, count)
+
+    async def _take(self, partition_id: str, consumer: str, fields: Sequence[str], count: int, timeout_s: float) -> KVBatchMeta:
+        end = time.monotonic() + timeout_s
+        (await self._record(partition_id)).schema.check_claim(partition_id, consumer, fields, count)
 
         async def undo(notes: list[dict[str, Any]]) -> None:
-            await self._give_back(partition_id, consumer, [note["key"] for note in notes])
+            await self._requests.give_back(partition_id, consumer, [note["key"] for note in notes])
 
         while True:
-            request = self._link.requests.take(partition_id, consumer, fields, count)
-            if notes := await self._link.ask(request, what, Deadline(deadline.left + _ANSWER_S), undo):
-                return Done(_meta(partition_id, consumer, fields, notes), count)
-            if not deadline.left:
+            if notes := await completed(self._requests.take(partition_id, consumer, fields, count), undo):
+                return _meta(partition_id, consumer, fields, notes)
+            left = end - time.monotonic()
+            if left <= 0:
                 break
-            looked = await self._link.pause(min(random.uniform(*_POLL_S), deadline.left), what, looked)
-        backlog = self._link.requests.backlog(partition_id, consumer, fields)
-        ready, missing = await self._link.ask(backlog, what, Deadline(self._timeout_s))
+            await asyncio.sleep(min(random.uniform(*_POLL_S), left))
+        ready, missing = await self._requests.backlog(partition_id, consumer, fields)
         raise ClaimTimeoutError.of(partition_id, consumer, timeout_s, ready, count, missing)
 
-    async def _unclaim(self, claimed: KVBatchMeta) -> None:
-        await self._link.give_back(self._give_back(claimed.partition_id, claimed.task_name, claimed.keys))
-
-    async def _clear(self, meta: KVBatchMeta) -> Done[None]:
-        await self._record(meta.partition_id)
-        if meta.keys:
-            what, deadline = f"clear {len(meta)} samples of partition {meta.partition_id!r}", Deadline(self._timeout_s)
-            samples = await self._link.ask(self._link.requests.resolve(meta.partition_id, meta.keys, create=False), what, deadline)
-            await self._link.ask(self._link.requests.forget(samples), what, deadline)
+    def _clear(self, meta: KVBatchMeta) -> Done[None]:
+        self._link.run(self._forget(meta), f"clear {len(meta)} samples of partition {meta.partition_id!r}", self._timeout_s)
         return Done(None, len(meta))
 
-    async def _status(self, partition_id: str) -> Done[PartitionStatus]:
-        schema, what = (await self._record(partition_id)).schema, f"count the samples of partition {partition_id!r}"
-        notes = await self._link.ask(self._link.requests.listing(partition_id), what, Deadline(self._timeout_s))
+    async def _forget(self, meta: KVBatchMeta) -> None:
+        await self._record(meta.partition_id)
+        if meta.keys:
+            await self._requests.forget(await self._requests.resolve(meta.partition_id, meta.keys, create=False))
+
+    def _status(self, partition_id: str) -> Done[PartitionStatus]:
+        return Done(self._link.run(self._count(partition_id), f"count the samples of partition {partition_id!r}", self._timeout_s))
+
+    async def _count(self, partition_id: str) -> PartitionStatus:
+        schema, notes = (await self._record(partition_id)).schema, await self._requests.listing(partition_id)
         held = sum("columns" in note for note in notes.values())
-        return Done(PartitionStatus(partition_id, held, schema.fields, schema.capacity, schema.consumers))
+        return PartitionStatus(partition_id, held, schema.fields, schema.capacity, schema.consumers)
 
     def _partitions_used(self) -> list[str]:
         return list(self._link.records)
 
     async def _record(self, partition_id: str) -> Record:
-        return self._link.records.get(partition_id) or await self._read_record(partition_id, Deadline(self._timeout_s))
+        return self._link.records.get(partition_id) or await self._read_record(partition_id)
 
-    async def _read_record(self, partition_id: str, deadline: Deadline) -> Record:
-        what = f"read the schema of partition {partition_id!r}"
-        record = Record.parse(await self._link.ask(self._link.requests.listing(SHADOW + partition_id), what, deadline))
+    async def _read_record(self, partition_id: str) -> Record:
+        record = Record.parse(await self._requests.listing(SHADOW + partition_id))
         if record is None:
             raise UnknownPartitionError(f"no partition {partition_id!r}: register it first")
         self._link.records[partition_id] = record
         return record
 
-    async def _settle_types(self, partition_id: str, types: Mapping[str, codec.ColumnType], deadline: Deadline) -> Record:
+    async def _settle_types(self, partition_id: str, types: Mapping[str, codec.ColumnType]) -> Record:
         """The record with a type for each of these columns. The first writer decides; TransferQueue itself checks no types."""
         record = self._link.records[partition_id]
         if new := [type_key(name, kind) for name, kind in types.items() if name not in record.types]:
-            what = f"settle column types of partition {partition_id!r}"
-            await self._link.ask(self._link.requests.resolve(SHADOW + partition_id, new, create=True), what, deadline)
-            record = await self._read_record(partition_id, deadline)
+            await self._requests.resolve(SHADOW + partition_id, new, create=True)
+            record = await self._read_record(partition_id)
             record.schema.check_room(partition_id, record.order, [name for name in types if name not in record.order])
             codec.check_types(partition_id, record.types, types)
         return record
 
-    async def _admit(self, meta: KVBatchMeta, record: Record, columns: Mapping[str, Column], overwrite: bool, what: str) -> Samples:
+    async def _admit(self, meta: KVBatchMeta, record: Record, columns: Mapping[str, Column], overwrite: bool) -> Samples:
         """Samples for the keys, once none has these columns (unless `overwrite`) and there is space for those that are new."""
         where, mask, capacity = f"partition {meta.partition_id!r}", record.mask(columns), record.schema.capacity
-        space = Deadline(self._timeout_s)
+        end = time.monotonic() + self._timeout_s
         while True:
-            request = self._link.requests.resolve(meta.partition_id, meta.keys, create=True)
-            samples = await self._link.ask(request, what, Deadline(self._timeout_s), undo=self._undo_put)
+            creating = self._requests.resolve(meta.partition_id, meta.keys, create=True)
+            samples = await completed(creating, undo=self._requests.withdraw)
             try:
                 common = record.mask(samples.written)
                 for key, note in zip(meta.keys, samples.notes, strict=True):
@@ -198,63 +201,34 @@ class TransferQueuePlane(DataPlane):
                 fresh = sum("columns" not in note for note in samples.notes)
                 if capacity is None or not fresh:
                     return samples
-                held = await self._link.ask(self._link.requests.count(meta.partition_id), what, Deadline(self._timeout_s))
+                held = await self._requests.count(meta.partition_id)
                 if held <= capacity:
                     return samples
                 message = f"{where}: no space for {fresh} more samples, it holds {held - fresh} of {capacity}"
                 if fresh > capacity:
                     raise CapacityError(message)
-            except BaseException as error:
-                await self._withdraw(samples, error)
+            except BaseException:
+                await self._requests.withdraw(samples)
                 raise
-            await self._undo_put(samples)
-            await self._wait_for_space(meta.partition_id, capacity - fresh, space, message)
+            await completed(self._requests.withdraw(samples))
+            await self._wait_for_space(meta.partition_id, capacity - fresh, end, message)
 
-    async def _wait_for_space(self, partition_id: str, most: int, deadline: Deadline, message: str) -> None:
-        what, looked = f"wait for space in partition {partition_id!r}", time.monotonic()
-        while deadline.left:
-            looked = await self._link.pause(min(random.uniform(*_POLL_S), deadline.left), what, looked)
-            if await self._link.ask(self._link.requests.count(partition_id), what, Deadline(self._timeout_s)) <= most:
+    async def _wait_for_space(self, partition_id: str, most: int, end: float, message: str) -> None:
+        while (left := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(random.uniform(*_POLL_S), left))
+            if await self._requests.count(partition_id) <= most:
                 return
-        raise CapacityError(f"{message} after waiting {deadline.seconds:g} s")
+        raise CapacityError(f"{message} after waiting {self._timeout_s:g} s")
 
-    async def _withdraw(self, samples: Samples, error: BaseException, writing: asyncio.Future[None] | None = None) -> None:
-        """Undo a put that failed: at once, or in the background when nobody waits any more or nobody answers."""
-        undoing = self._link.give_back(self._undo_put(samples, writing))
-        if isinstance(error, Exception) and not isinstance(error, DataPlaneGoneError):
-            await asyncio.wait({undoing})
-
-    async def _undo_put(self, samples: Samples, writing: asyncio.Future[None] | None = None) -> None:
-        """Forget the samples that a put made; take back what it noted of those that it found, if it came to writing."""
-        what, deadline = f"take back a put into partition {samples.partition_id!r}", Deadline(self._timeout_s)
-        if writing is not None:
-            writing.cancel()
-            await asyncio.wait({writing})
-            old = samples.rows([row for row, note in enumerate(samples.notes) if "columns" in note])
-            if old.indexes:
-                await self._link.ask(self._link.requests.note(old, old.notes), what, deadline)
-        new = samples.rows([row for row, note in enumerate(samples.notes) if "columns" not in note])
-        if new.indexes:
-            await self._link.ask(self._link.requests.forget(new), what, deadline)
-
-    async def _give_back(self, partition_id: str, consumer: str, keys: Sequence[str]) -> None:
-        what = f"give back a claim of partition {partition_id!r} for {consumer!r}"
-        await self._link.ask(self._link.requests.give_back(partition_id, consumer, keys), what, Deadline(self._timeout_s))
-
-    async def _explain(self, meta: KVBatchMeta, record: Record, fields: Sequence[str], deadline: Deadline) -> NoReturn:
+    async def _explain(self, meta: KVBatchMeta, record: Record, fields: Sequence[str]) -> NoReturn:
         """Raise the error that names the key or column which is not there."""
-        where, what = f"partition {meta.partition_id!r}", f"look up what partition {meta.partition_id!r} holds"
-        notes = await self._link.ask(self._link.requests.listing(meta.partition_id), what, deadline)
+        where, notes = f"partition {meta.partition_id!r}", await self._requests.listing(meta.partition_id)
         if gone := [key for key in meta.keys if "columns" not in notes.get(key, {})]:
             raise UnknownKeyError(f"{where}: no key {gone[0]!r}")
         for name in fields:
             if lacking := [key for key in meta.keys if not notes[key]["columns"] & record.mask([name])]:
                 raise UnknownFieldError(f"{where}: column {name!r} is not written for key {lacking[0]!r}")
         raise UnknownFieldError(f"{where}: {', '.join(fields)} are being written or cleared right now")
-
-
-async def _finish(writing: asyncio.Future[None]) -> None:
-    await writing
 
 
 def _notes(meta: KVBatchMeta, samples: Samples, mask: int) -> list[dict[str, Any]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from transfer_queue.controller import TransferQueueController
+from transfer_queue.sampler import BaseSampler
 from transfer_queue.storage.simple_storage import SimpleStorageUnit
 
-from actors.data_plane.transfer_queue.sampler import FirstWrittenSampler
 from actors.data_plane.transfer_queue.storage import BlockData
 
 
@@ -23,6 +24,30 @@ class _OnLoopback:
             return self.start_metrics(port=port)  # type: ignore[attr-defined]
         finally:
             self._node_ip = node
+
+
+class FirstWrittenSampler(BaseSampler):  # type: ignore[misc]
+    """Samples of a claim: in the order in which their keys were first written, each once per consumer.
+
+    Runs inside the controller, whose one request thread makes every claim atomic.
+    TransferQueue's own SequentialSampler goes by index, and indexes of cleared samples are used again.
+    """
+
+    def sample(
+        self, ready_indexes: Sequence[int], batch_size: int, *, partition: Any, consumer: str = "", give_back: Sequence[str] = (), **_: Any
+    ) -> tuple[list[int], list[int]]:
+        """The indexes to hand out, and the same to mark as taken; none when fewer than `batch_size` are ready.
+
+        Args:
+            partition: the controller's own record; its keys stand in order of creation.
+            give_back: keys that `consumer` has taken and not received; they become ready again.
+        """
+        for key in give_back:
+            if key in partition.keys_mapping:
+                partition.consumption_status[consumer][partition.keys_mapping[key]] = 0
+        ready = set(ready_indexes)
+        chosen = [index for index in partition.keys_mapping.values() if index in ready][:batch_size]
+        return (chosen, chosen) if len(chosen) == batch_size else ([], [])
 
 
 class Controller(_OnLoopback, TransferQueueController.__ray_actor_class__):  # type: ignore[misc]

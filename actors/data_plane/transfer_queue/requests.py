@@ -1,4 +1,4 @@
-"""What the plane asks of TransferQueue, one coroutine each. No deadlines here: `Connection.ask` keeps them.
+"""What the plane asks of TransferQueue, one coroutine each. No deadlines here: `Connection.run` keeps them.
 
 Values go to the storage units and come from them directly, as blocks (storage.py), without the library's detour over padded or
 nested tensors and their schemas; the controller learns only which columns of which samples are there. So a put costs the
@@ -8,6 +8,7 @@ same four round trips as TransferQueue's own, a get the same two, and both less 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from transfer_queue.utils.zmq_utils import ZMQRequestType
 
 from actors.data_plane import codec
 from actors.data_plane.interface import DataPlaneError
-from actors.data_plane.transfer_queue.scratch import Scratch, aligned
 from actors.data_plane.transfer_queue.storage import numbers, parse
 
 _OCCUPANCY = "occupancy"  # the consumer under whose name samples are counted; it never takes any
@@ -52,7 +52,11 @@ class Requests:
     def __init__(self, client: AsyncTransferQueueClient) -> None:
         self._client = client
         self._storage = client.storage_manager
-        self._scratch = Scratch(_MOST_SCRATCH)
+        self._scratch: torch.Tensor | None = None  # for packing puts: fresh memory costs six times the copy, its pages are faulted in first
+
+    def _take_scratch(self, size: int) -> torch.Tensor:
+        kept, self._scratch = self._scratch, None
+        return kept if kept is not None and len(kept) >= size else torch.empty(size, dtype=torch.uint8)
 
     async def resolve(self, partition_id: str, keys: Sequence[str], create: bool) -> Samples:
         """The samples of these keys, in order; with `create` those that are not there are made, without columns."""
@@ -74,7 +78,7 @@ class Requests:
         parts = self._by_unit(samples)
         columns = {unit: {name: [values[row] for row in rows] for name, values in fields.items()} for unit, rows in parts.items()}
         lengths = {unit: {name: codec.lengths(values) for name, values in column.items()} for unit, column in columns.items()}
-        buffer = self._scratch.take(sum(aligned(sum(sizes)) for part in lengths.values() for sizes in part.values()))
+        buffer = self._take_scratch(sum(_aligned(sum(sizes)) for part in lengths.values() for sizes in part.values()))
         start, requests = 0, []
         for unit, rows in parts.items():
             data = {}
@@ -82,14 +86,16 @@ class Requests:
                 packed = buffer[start : start + sum(lengths[unit][name])]
                 codec.pack(values, packed)
                 data[name] = [packed, numbers(lengths[unit][name])]
-                start += aligned(len(packed))
+                start += _aligned(len(packed))
             indexes = [samples.indexes[row] for row in rows]
             requests.append(self._storage._put_to_single_storage_unit(indexes, data, target_storage_unit=unit))
         # All of them end before the first error is raised: what comes after it must not be overtaken by one of these.
         outcomes = await asyncio.gather(*requests, self.note(samples, notes), return_exceptions=True)
         if errors := [outcome for outcome in outcomes if isinstance(outcome, BaseException)]:
             raise errors[0]
-        self._scratch.give(buffer)
+        # Kept for the next put, but not after an error: ZMQ may still read it.
+        if len(buffer) <= _MOST_SCRATCH and (self._scratch is None or len(self._scratch) < len(buffer)):
+            self._scratch = buffer
 
     async def note(self, samples: Samples, notes: Sequence[dict[str, Any]]) -> None:
         """Keep a few plain values with each sample."""
@@ -143,6 +149,15 @@ class Requests:
         if samples.indexes:
             await self._client.async_clear_samples(BatchMeta(samples.indexes, [samples.partition_id] * len(samples.indexes)))
 
+    async def withdraw(self, samples: Samples, noted: bool = False) -> None:
+        """Undo a put: forget the samples that it made, and with `noted` restore the notes of those that it found."""
+        old = samples.rows([row for row, note in enumerate(samples.notes) if "columns" in note])
+        new = samples.rows([row for row, note in enumerate(samples.notes) if "columns" not in note])
+        with contextlib.suppress(Exception):  # the queue has gone, and with it what was to be undone
+            if noted and old.indexes:
+                await self.note(old, old.notes)
+            await self.forget(new)
+
     async def take(self, partition_id: str, consumer: str, fields: Sequence[str], count: int) -> list[dict[str, Any]]:
         """The notes of the next `count` samples that have all these fields, taken for this consumer; or of none."""
         found = await self._fetch(partition_id, consumer, fields, count, {"consumer": consumer})
@@ -184,3 +199,8 @@ class Requests:
         async with self._client.controller_rpc_pool.alease(self._client._controller) as socket:
             answer = await self._client._request_controller(socket=socket, request_type=request, response_type=response, body=body)
         return dict(answer.body)
+
+
+def _aligned(size: int) -> int:
+    # What follows in a buffer is aligned for any dtype.
+    return -(-size // 64) * 64

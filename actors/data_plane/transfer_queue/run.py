@@ -7,7 +7,7 @@ from typing import Any
 
 import ray
 
-from actors.data_plane.connect import DataPlaneAddress, Endpoint
+from actors.data_plane.address import DataPlaneAddress, Endpoint
 from actors.data_plane.interface import DataPlaneError, DataPlaneGoneError
 from actors.data_plane.transfer_queue.connection import CONTROLLER, disconnect, find, require_ray
 from actors.data_plane.transfer_queue.processes import Controller, StorageUnit

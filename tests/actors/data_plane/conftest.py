@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import pytest
 import torch
 
-from actors.data_plane.connect import DataPlaneAddress, connect
+from actors.data_plane.address import DataPlaneAddress
+from actors.data_plane.connect import connect
 from actors.data_plane.in_memory import MemoryPlane
 from actors.data_plane.interface import DataPlane
 
@@ -50,3 +54,23 @@ def partition() -> str:
 
 def new_partition() -> str:
     return f"partition-{next(_numbers)}"
+
+
+class Interrupted(BaseException):
+    """What `interrupted_after` raises, as a KeyboardInterrupt would."""
+
+
+@contextlib.contextmanager
+def interrupted_after(seconds: float) -> Iterator[None]:
+    """Interrupts a call of this thread that has not ended after this time."""
+    from actors.data_plane.transfer_queue import connection
+
+    thread, real = threading.current_thread(), connection.Connection._check
+
+    def check(link: connection.Connection, what: str, end: float, limit_s: float) -> None:
+        if threading.current_thread() is thread:
+            raise Interrupted
+        real(link, what, end, limit_s)
+
+    with patch.object(connection, "_PROBE_EVERY_S", seconds), patch.object(connection.Connection, "_check", check):
+        yield

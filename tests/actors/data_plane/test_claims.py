@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import pickle
 import random
 import threading
@@ -171,28 +169,6 @@ def test_many_claimers_and_writers(made: Plane, partition: str) -> None:
         assert all(len(meta) == share for meta in metas)
         assert Counter(key for meta in metas for key in meta.keys) == everything, consumer
         assert all(tag["name"] == key for meta in metas for key, tag in zip(meta.keys, meta.tags, strict=True))
-
-
-def test_a_cancelled_claim_takes_nothing(made: Plane, partition: str) -> None:
-    made.plane.register_partition(partition, fields=["x"], consumers=["train"])
-    rounds = 25
-
-    async def run() -> list[str]:
-        got: list[str] = []
-        for n in range(rounds):
-            claim = asyncio.create_task(made.plane.async_claim(partition, "train", ["x"], 1, 30.0))
-            await asyncio.sleep(0.001)
-            put = asyncio.create_task(made.plane.async_put(batch(partition, f"k{n}"), {"x": ones(1)}))
-            await asyncio.sleep(random.Random(n).uniform(0, 0.02))
-            claim.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                got += (await claim).keys
-            await put
-        while len(got) < rounds:
-            got += (await made.plane.async_claim(partition, "train", ["x"], 1, 10.0)).keys
-        return got
-
-    assert sorted(asyncio.run(run())) == sorted(f"k{n}" for n in range(rounds))
 
 
 # Model: samples in order of first write, the columns of each, and what each consumer has taken.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 import random
 import threading
@@ -360,77 +359,6 @@ def test_lengths_and_tags_that_do_not_fit(plane: DataPlane, partition: str, fiel
     with pytest.raises(ColumnTypeError, match="tags"):
         plane.put(batch(partition, "a").model_copy(update={"tags": ({"f": lambda: None},)}), {"x": [torch.tensor(1)]})
     assert plane.status(partition).samples == 0
-
-
-def test_the_async_forms_do_the_same(plane: DataPlane, partition: str) -> None:
-    plane.register_partition(partition, fields=["x", "y"], consumers=["train"])
-    rows = [torch.arange(n) for n in (3, 0, 5)]
-
-    async def run() -> None:
-        # All on one event loop: the claim is waiting while the put that it waits for is made.
-        claim = asyncio.create_task(plane.async_claim(partition, "train", ["x"], 3, 30.0))
-        await asyncio.sleep(0.05)
-        meta = await plane.async_put(batch(partition, "a", "b", "c"), {"x": rows})
-        assert meta.fields == {"x"}
-        assert (await claim).keys == ("a", "b", "c")
-        parts = await asyncio.gather(*(plane.async_get(meta.subset([row]), ["x"]) for row in range(3)))
-        assert_same([part["x"][0] for part in parts], rows)
-        with pytest.raises(UnknownFieldError, match="'y' is not written"):
-            await plane.async_get(meta, ["y"])
-        with pytest.raises(AlreadyWrittenError):
-            await plane.async_put(meta, {"x": rows})
-        await plane.async_clear(meta)
-        with pytest.raises(UnknownKeyError):
-            await plane.async_get(meta, ["x"])
-
-    asyncio.run(run())
-    assert plane.status(partition).samples == 0
-
-
-def test_a_cancelled_put_leaves_all_or_nothing(made: Plane, partition: str) -> None:
-    made.plane.register_partition(partition, fields=["x", "y"], capacity=2)  # a sample left behind would block the next put
-    meta = batch(partition, "a", "b")
-
-    async def run() -> set[str]:
-        outcomes = set()
-        for n in range(30):
-            first = {"x": [torch.full((1000,), n)] * 2}
-            put = asyncio.create_task(made.plane.async_put(meta, first))
-            await asyncio.sleep(random.Random(n).uniform(0, 0.008))
-            put.cancel()
-            await asyncio.wait({put})
-            if n % 2:  # straight on to another put of the same keys
-                await made.plane.async_put(meta, {"x": [torch.tensor([n])] * 2}, overwrite=True)
-                assert_same((await made.plane.async_get(meta, ["x"]))["x"], [torch.tensor([n])] * 2)
-            else:
-                try:
-                    assert_same((await made.plane.async_get(meta, ["x"]))["x"], first["x"])
-                    outcomes.add("all")
-                except (UnknownKeyError, UnknownFieldError):
-                    outcomes.add("nothing")
-            await made.plane.async_put(batch(partition, "a"), {"y": [torch.tensor(1)]})  # waits for the clean-up
-            await made.plane.async_clear(meta)
-        return outcomes
-
-    assert asyncio.run(run()) <= {"all", "nothing"}
-    assert made.plane.status(partition).samples == 0
-
-
-def test_a_cancelled_overwrite_replaces_all_or_nothing(made: Plane, partition: str) -> None:
-    made.plane.register_partition(partition, fields=["x"])
-    meta = batch(partition, *(f"k{n}" for n in range(8)))
-    made.plane.put(meta, {"x": [torch.tensor(-1)] * 8})
-
-    async def run() -> None:
-        for n in range(30):
-            put = asyncio.create_task(made.plane.async_put(meta, {"x": [torch.tensor(n)] * 8}, overwrite=True))
-            await asyncio.sleep(random.Random(n).uniform(0, 0.006))
-            put.cancel()
-            await asyncio.wait({put})
-            await made.plane.async_put(batch(partition, f"other-{n}"), {"x": [torch.tensor(0)]})  # after what goes on behind it
-            assert len(set(torch.stack((await made.plane.async_get(meta, ["x"]))["x"]).tolist())) == 1
-
-    asyncio.run(run())
 
 
 def test_metrics_count_what_was_done(plane: DataPlane, partition: str) -> None:

@@ -1,4 +1,4 @@
-"""LoopThread: results are handed over once, or undone; nobody waits for a loop that has ended."""
+"""LoopThread: answers are received or undone; nobody waits for a loop that has ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors.data_plane.loop import LoopStoppedError, LoopStuckError, LoopThread
+from actors.data_plane.transfer_queue.loop import LoopStoppedError, LoopThread, completed
+from tests.patience import WAIT_S
 
 
 @pytest.fixture
@@ -29,53 +30,52 @@ async def fail() -> None:
 
 
 def test_results_and_errors_come_back(loop: LoopThread) -> None:
-    assert loop.wait(echo("x"), 10) == "x"
-    assert asyncio.run(loop.wait_async(echo("y"), 10)) == "y"
-    for call in (lambda: loop.wait(fail(), 10), lambda: asyncio.run(loop.wait_async(fail(), 10))):
-        with pytest.raises(KeyError, match="here"):
-            call()
-
-
-def test_a_request_past_its_limit(loop: LoopThread) -> None:
-    for call in (lambda: loop.wait(echo("x", 60), 0.05), lambda: asyncio.run(loop.wait_async(echo("x", 60), 0.05))):
-        with pytest.raises(LoopStuckError, match=r"0.05 s"):
-            call()
+    call = loop.submit(echo("x"))
+    assert call.wait(WAIT_S)
+    assert call.result() == "x"
+    failing = loop.submit(fail())
+    assert failing.wait(WAIT_S)
+    with pytest.raises(KeyError, match="here"):
+        failing.result()
+    assert not loop.submit(echo("x", 60)).wait(0.05)
 
 
 def test_stopping_ends_those_who_wait(loop: LoopThread) -> None:
+    call = loop.submit(echo("x", WAIT_S))
     threading.Timer(0.1, loop.stop).start()
-    with pytest.raises(LoopStoppedError):
-        loop.wait(echo("x", 60), 60)
+    assert call.wait(WAIT_S)
+    with pytest.raises(asyncio.CancelledError):
+        call.result()
     while not loop.stopped:
         time.sleep(0.01)
     with pytest.raises(LoopStoppedError):
-        loop.wait(echo("x"), 60)
+        loop.submit(echo("x"))
+    call.abandon(None)
     loop.stop()
 
 
-def test_a_result_is_received_or_undone_and_never_both(loop: LoopThread) -> None:
-    received, undone, rounds = list[int](), list[int](), 300
+@pytest.mark.parametrize("protected", [False, True])
+def test_a_result_is_received_or_undone_and_never_both(loop: LoopThread, protected: bool) -> None:
+    received, undone, given = list[int](), list[int](), list[int]()
 
     async def undo(number: int) -> None:
         undone.append(number)
 
     async def give(number: int) -> int:
-        await asyncio.sleep(0)
+        for _ in range(number % 5):
+            await asyncio.sleep(0)
         given.append(number)
         return number
 
-    async def run() -> None:
-        for number in range(rounds):
-            task = asyncio.create_task(loop.wait_async(give(number), 10, undo))
-            for _ in range(1 + number % 7):
-                await asyncio.sleep(0)
-            time.sleep(number % 5 * 2e-5)
-            task.cancel()
-            await asyncio.wait({task})
-            if not task.cancelled():
-                received.append(task.result())
+    async def guarded(number: int) -> int:
+        return await completed(give(number), undo)
 
-    given = list[int]()
-    asyncio.run(run())
-    loop.wait(echo("", 0.05), 10)  # after the undoing
+    for number in range(300):
+        call = loop.submit((guarded if protected else give)(number))
+        if call.wait(number % 7 * 2e-5):
+            received.append(call.result())
+        else:
+            call.abandon(undo)
+    settled = loop.submit(loop.settled(WAIT_S))
+    assert settled.wait(WAIT_S)
     assert sorted(received + undone) == sorted(given)

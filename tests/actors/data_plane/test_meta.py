@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from actors.data_plane.meta import PACKING_KEYS, KVBatchMeta, mint_key
+from actors.data_plane.meta import KVBatchMeta, mint_key
 
 
 def make(n: int, prefix: str = "k", **changes: object) -> KVBatchMeta:
@@ -22,7 +22,7 @@ def make(n: int, prefix: str = "k", **changes: object) -> KVBatchMeta:
         "fields": frozenset({"x"}),
         "sequence_lengths": tuple(range(1, n + 1)),
         "tags": tuple({"row": i, "source": prefix} for i in range(n)),
-        "extra_info": {"note": 1, **dict.fromkeys(PACKING_KEYS, 0)},
+        "extra_info": {"note": 1},
     }
     return KVBatchMeta.model_validate(values | changes)
 
@@ -40,7 +40,7 @@ def test_subset_keeps_the_rows_asked_for_in_order(case: tuple[int, list[int]]) -
     meta = make(n).subset(rows)
     assert_aligned(meta, [f"k{row}" for row in rows])
     assert meta.fields == {"x"}
-    assert meta.extra_info == {"note": 1}, "packing does not survive a re-slice"
+    assert meta.extra_info == {"note": 1}
 
 
 @given(st.integers(0, 20), st.lists(st.integers(0, 20), max_size=4))
@@ -50,15 +50,6 @@ def test_slices_concatenate_to_the_whole(n: int, cuts: list[int]) -> None:
     parts = [meta.slice(start, stop) for start, stop in pairwise(edges)]
     assert sum(map(len, parts)) == n
     assert_aligned(KVBatchMeta.concat(parts), list(meta.keys))
-
-
-@given(st.integers(0, 12), st.sets(st.integers(0, 11)))
-def test_drop_and_subset_split_the_batch(n: int, picked: set[int]) -> None:
-    rows = sorted(row for row in picked if row < n)
-    meta = make(n)
-    kept = meta.drop([f"k{row}" for row in rows])
-    assert_aligned(kept, [f"k{row}" for row in range(n) if row not in picked])
-    assert set(kept.keys) | set(meta.subset(rows).keys) == set(meta.keys)
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=5))
@@ -94,8 +85,6 @@ def test_what_cannot_be_is_refused() -> None:
         make(2).subset([1, 1])
     with pytest.raises(ValidationError, match="occurs twice"):
         KVBatchMeta.concat([make(1), make(1)])
-    with pytest.raises(KeyError, match="nope"):
-        make(1).drop(["nope"])
     with pytest.raises(IndexError):
         make(1).subset([1])
     with pytest.raises(ValueError, match="across partitions"):

@@ -19,7 +19,8 @@ import ray
 import torch
 
 from actors.data_plane import transfer_queue as queue
-from actors.data_plane.connect import DataPlaneAddress, connect
+from actors.data_plane.address import DataPlaneAddress
+from actors.data_plane.connect import connect
 from actors.data_plane.interface import DataPlaneError, DataPlaneGoneError, UnknownFieldError, UnknownKeyError, UnknownPartitionError
 from actors.data_plane.meta import KVBatchMeta
 from actors.data_plane.transfer_queue.connection import connection
@@ -75,17 +76,17 @@ def test_other_processes_read_and_write(address: DataPlaneAddress, partition: st
     assert pickle.loads(pickle.dumps(address)) == address
 
     @ray.remote(num_cpus=0)
-    class AsyncActor:
-        async def double(self, address: DataPlaneAddress, meta: KVBatchMeta) -> KVBatchMeta:
+    class Doubler:
+        def double(self, address: DataPlaneAddress, meta: KVBatchMeta) -> KVBatchMeta:
             plane = connect(address, timeout_s=60)
-            columns = await plane.async_get(meta, ["x"])
-            return await plane.async_put(meta, {"y": [row * 2 for row in columns["x"]]})
+            columns = plane.get(meta, ["x"])
+            return plane.put(meta, {"y": [row * 2 for row in columns["x"]]})
 
     @ray.remote(num_cpus=0)
     def read(address: DataPlaneAddress, meta: KVBatchMeta) -> list[list[int]]:
         return [row.tolist() for row in connect(address, timeout_s=60).get(meta, ["y"])["y"]]
 
-    doubled = ray.get(AsyncActor.remote().double.remote(address, meta), timeout=WAIT_S)  # type: ignore[attr-defined]
+    doubled = ray.get(Doubler.remote().double.remote(address, meta), timeout=WAIT_S)  # type: ignore[attr-defined]
     assert doubled.fields == {"x", "y"}
     assert [row.tolist() for row in connect(address, timeout_s=60).get(doubled, ["y"])["y"]] == [[0, 2, 4], [], [0, 2]]
     assert ray.get(read.remote(address, doubled.subset([2, 0])), timeout=WAIT_S) == [[0, 2], [0, 2, 4]]

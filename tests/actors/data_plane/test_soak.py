@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import random
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,13 @@ import pytest
 import ray
 import torch
 
-from actors.data_plane.connect import DataPlaneAddress, connect
+from actors.data_plane.address import DataPlaneAddress
+from actors.data_plane.connect import connect
 from actors.data_plane.interface import DataPlane, DataPlaneError
 from actors.data_plane.meta import KVBatchMeta
 from actors.data_plane.transfer_queue.connection import connection
 from actors.data_plane.transfer_queue.requests import Requests
+from tests.actors.data_plane.conftest import Interrupted, interrupted_after
 from tests.patience import WAIT_S
 
 pytestmark = pytest.mark.slow
@@ -57,8 +59,8 @@ def resident(address: DataPlaneAddress) -> list[int]:
     return [int(text.split()[1]) * 4096 for text in ray.get(pages, timeout=WAIT_S)]
 
 
-async def step(plane: DataPlane, partition: str, number: int, chance: random.Random) -> int:
-    """rollout, append, claim, read, as tasks of a run would; any of them may fail or be cancelled. Returns rows read."""
+def step(plane: DataPlane, partition: str, number: int, chance: random.Random) -> int:
+    """rollout, append, claim, read, as tasks of a run would; any of them may fail or be interrupted. Returns rows read."""
     lengths = [chance.randint(0, 4096) for _ in range(SAMPLES)]
     ids = [torch.full((length,), number, dtype=torch.int64) for length in lengths]
     meta = KVBatchMeta(
@@ -66,20 +68,21 @@ async def step(plane: DataPlane, partition: str, number: int, chance: random.Ran
         tags=tuple({"reward": float(row)} for row in range(SAMPLES)),
     )  # fmt: skip
     try:
-        await asyncio.wait_for(plane.async_put(meta, {"ids": ids, "mask": [row > 0 for row in ids]}), chance.choice([0.01, 30, 30, 30]))
-        await plane.async_put(meta, {"logprobs": [torch.ones(length) for length in lengths]})
-        claimed = await plane.async_claim(partition, "train", ["ids", "logprobs"], SAMPLES, 10.0)
+        with interrupted_after(0.01) if chance.random() < 0.25 else contextlib.nullcontext():
+            plane.put(meta, {"ids": ids, "mask": [row > 0 for row in ids]})
+        plane.put(meta, {"logprobs": [torch.ones(length) for length in lengths]})
+        claimed = plane.claim(partition, "train", ["ids", "logprobs"], SAMPLES, 10.0)
         assert claimed.keys == meta.keys
         part = meta.subset(chance.sample(range(SAMPLES), SAMPLES // 2))
-        columns = await plane.async_get(part, ["ids", "logprobs"])
+        columns = plane.get(part, ["ids", "logprobs"])
         assert [len(row) for row in columns["logprobs"]] == list(part.sequence_lengths)
         assert all(bool((row == number).all()) for row in columns["ids"])
-        await plane.async_clear(part)  # the rest goes below: blocks are cleared in pieces
+        plane.clear(part)  # the rest goes below: blocks are cleared in pieces
         return len(part)
-    except (DataPlaneError, TimeoutError):
+    except (DataPlaneError, Interrupted):
         return 0
     finally:
-        await plane.async_clear(meta)
+        plane.clear(meta)
 
 
 def test_nothing_is_left_after_failures(address: DataPlaneAddress, partition: str) -> None:
@@ -92,7 +95,7 @@ def test_nothing_is_left_after_failures(address: DataPlaneAddress, partition: st
             if number == WARM_UP:
                 warm = resident(address)
             try:
-                rows += asyncio.run(step(plane, partition, number, chance))
+                rows += step(plane, partition, number, chance)
             except DataPlaneError:  # the last clear itself
                 faults.end(link.requests)
                 plane.clear(KVBatchMeta(partition_id=partition, keys=tuple(f"{number}-{row}" for row in range(SAMPLES))))
@@ -101,7 +104,7 @@ def test_nothing_is_left_after_failures(address: DataPlaneAddress, partition: st
         faults.end(link.requests)
     assert rows > STEPS * SAMPLES // 4, "most steps got through"
     assert plane.status(partition).samples == 0
-    assert link.loop.wait(link.requests.count(partition), 30) == 0, "no sample without columns either"
+    assert link.run(link.requests.count(partition), "count", 30) == 0, "no sample without columns either"
     grown = [after / before for before, after in zip(warm, resident(address), strict=True)]
     print(f"{rows} rows read; resident {[size >> 20 for size in warm]} MiB, grown by {grown}")
     assert max(grown) < 1.1

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.data_plane.connect import DataPlaneAddress, connect
+from actors.data_plane.address import DataPlaneAddress
+from actors.data_plane.connect import connect
 from actors.data_plane.in_memory import MemoryPlane
 from actors.data_plane.interface import DataPlane
 from actors.data_plane.sharding import ShardPlan

@@ -12,7 +12,8 @@ import pytest
 import ray
 import torch
 
-from actors.data_plane.connect import DataPlaneAddress, connect
+from actors.data_plane.address import DataPlaneAddress
+from actors.data_plane.connect import connect
 from actors.generation.types import RefitPlan, UpdateOptions, WeightUpdate
 from actors.policy import device as devices
 from actors.policy.executors import CompiledExecutor, PlainExecutor
