@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from actors.data_plane.meta import KVBatchMeta
@@ -242,7 +242,7 @@ def _shard(meta: KVBatchMeta, parts: list[MicroBatchPlan], *, packed: bool, glob
     return ShardPlan(
         meta=meta.subset([row for part in parts for row in part.rows]),
         micro_batches=tuple(
-            part.model_copy(update={"rows": tuple(range(start, stop))}) for (start, stop), part in zip(pairwise(edges), parts, strict=True)
+            replace(part, rows=tuple(range(start, stop))) for (start, stop), part in zip(pairwise(edges), parts, strict=True)
         ),
         packed=packed,
         global_tokens=global_tokens,
