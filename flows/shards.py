@@ -10,6 +10,7 @@ Side by side costs some seconds (a subflow, and Ray workers that import the task
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextvars import ContextVar
 from typing import Any, Concatenate
 
@@ -57,14 +58,14 @@ def in_lanes[S, **P, R](
     """
     if len(lanes) == 1:
         for shard in lanes[0]:
-            keep(work(shard, *args, **kwargs))
+            keep(work.submit(shard, *args, **kwargs).result())
         return
-    running: dict[Any, tuple[Any, Iterator[S]]] = {}  # reference of Ray's to its task run and lane
+    running: dict[Future[Any], tuple[Any, Iterator[S]]] = {}  # to the task run and its lane
 
     def start(lane: Iterator[S]) -> None:
         for shard in lane:
-            future: Any = work.submit(shard, *args, **kwargs)
-            running[future.wrapped_future] = future, lane
+            task_run: Any = work.submit(shard, *args, **kwargs)
+            running[task_run.wrapped_future.future()] = task_run, lane
             return
 
     def side_by_side() -> None:
@@ -73,17 +74,17 @@ def in_lanes[S, **P, R](
                 for lane in lanes:
                     start(iter(lane))
                 while running:
-                    done, _ = ray.wait(list(running), timeout=timeout_s + _START_S)
+                    # Not ray.wait: what a signal's handler raises in it is lost, and with it a cancellation.
+                    done, _ = wait(running, timeout_s + _START_S, FIRST_COMPLETED)
                     if not done:
                         raise TimeoutError(f"{work.name}: no shard of {len(running)} has ended within {timeout_s + _START_S:.0f} s")
-                    future, lane = running.pop(done[0])
-                    keep(future.result())
+                    task_run, lane = running.pop(done.pop())
+                    keep(task_run.result())
                     start(lane)
             finally:
-                for reference in running:
-                    ray.cancel(reference)
-                if running:
-                    ray.wait(list(running), num_returns=len(running), timeout=_CANCEL_S)
+                for task_run, _ in running.values():
+                    ray.cancel(task_run.wrapped_future)
+                wait(running, _CANCEL_S)
 
     subflow = Flow(_call_body, f"{work.name}-shards", task_runner=RayTaskRunner(_address(config)), persist_result=False)
     token = _body.set(side_by_side)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas import State
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterParentFlowRunId
+from prefect.exceptions import TerminationSignal
 
 import actors.preflight_sft
 import flows.evaluate_session
@@ -82,9 +85,31 @@ def test_the_first_failure_ends_the_rest(tmp_path: Path) -> None:
     assert states["count-7"] == "Failed"
     assert states["count-8"] in ("Crashed", "Cancelled")
     assert "count-9" not in states
-    (tmp_path / "still").unlink()
+    assert not still(tmp_path)
+
+
+def still(traces: Path) -> bool:
+    """Whether shard 8 works on."""
+    (traces / "still").unlink()
     time.sleep(0.5)
-    assert not (tmp_path / "still").exists()  # nothing works on
+    return (traces / "still").exists()
+
+
+def test_cancelling_the_flow_cancels_its_shards(tmp_path: Path) -> None:
+    def cancel() -> None:
+        while not (tmp_path / "still").exists():
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)  # as Prefect's worker does
+
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Prefect sends the signal on to whoever had it before
+    thread = threading.Thread(target=cancel, daemon=True)
+    thread.start()
+    try:
+        with pytest.raises(TerminationSignal):
+            counting([[8], [1]], tmp_path)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not still(tmp_path)
 
 
 @dataclass(frozen=True)

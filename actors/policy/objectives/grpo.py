@@ -27,8 +27,8 @@ class Grpo(Objective):
 
     def weights(self, b: MicroBatch) -> dict[str, torch.Tensor]:
         """1 for the surrogate, kl_coef for the penalty."""
-        weights = {"policy_gradient": b.counted, "kl": self.config.kl_coef * b.counted}
-        return {name: weights[name] for name in self.components}
+        counted = b.counted
+        return {"policy_gradient": counted} | ({"kl": self.config.kl_coef * counted} if "kl" in self.components else {})
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
         """Also kl, clip_fraction, ratio and ratio/max, logprob_error/mean and /max, and `correction_metrics`."""

@@ -79,6 +79,13 @@ def validator(encoder: PromptEncoder, engines: ScriptedEngines, rows: int = 1) -
     )
 
 
+@pytest.mark.parametrize("parts", [1, 2, 3, SIZE + 2])
+def test_parts_are_together_as_one(encoder: PromptEncoder, parts: int) -> None:
+    one = validator(encoder, ScriptedEngines(encoder), rows=2)
+    found = [group for part in range(parts) for group in one.answers(0, part, parts)]
+    assert found == one.answers(0)
+
+
 def test_one_answer_to_each_problem_asks_as_it_always_did(encoder: PromptEncoder) -> None:
     engines, environment = ScriptedEngines(encoder), Sums()
     answers = validator(encoder, engines).answers(9)
