@@ -31,7 +31,7 @@ def plain_plan(meta: KVBatchMeta, mode: str, *, data_parallel: int = 1, at_once:
         micro_batches = tuple(part(cut, [lengths[rows[i]] for i in cut]) for cut in [*cuts, ()])
         shards.append(
             ShardPlan(
-                meta=meta.subset(rows), rows=rows, micro_batches=micro_batches, packed=mode == "packed",
+                meta=meta.subset(rows), micro_batches=micro_batches, packed=mode == "packed",
                 global_tokens=tokens, global_sequences=len(meta),
             )
         )  # fmt: skip
