@@ -36,7 +36,7 @@ from actors.policy.fetch import ColumnReader
 from actors.policy.logprob import VocabShard, label_logprobs, token_logprobs
 from actors.policy.loss import Sums, grpo_loss, logprob_error, masked_sum, sft_loss
 from actors.policy.step_metrics import reduce_tallies, step_metrics, tally
-from actors.refit.handover import Manifest
+from actors.refit.manifest import Manifest
 from configs.policy import OptimizerConfig, PolicyConfig
 
 # On the last pipeline stage: (micro-batch, [2, S, L]) -> (loss, what the step keeps of it).
