@@ -26,7 +26,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from actors.generation.types import Update
 from actors.generation.versions import TokenVersions
-from actors.generation.vllm_executors import Job, Sink, must_reset, overdue, prompt_input, take_down_versions
+from actors.generation.vllm_executors import Job, Sink, must_reset, overdue, prompt_input, record_versions
 
 _STEP_S = 60.0  # longer than any step: an update that waits notices its own deadline between two of them
 
@@ -116,7 +116,7 @@ class InProcess:
         try:
             _register_architecture(arguments["model"])
             self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
-            take_down_versions(self._llm.output_processor, self.versions)
+            record_versions(self._llm.output_processor, self.versions)
         except BaseException as error:  # noqa: BLE001  (`started` raises it in the thread that waits)
             started.set_exception(error)
             return

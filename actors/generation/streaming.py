@@ -21,7 +21,7 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from actors.generation.types import Update
 from actors.generation.versions import TokenVersions
-from actors.generation.vllm_executors import Job, Sink, must_reset, overdue, prompt_input, take_down_versions
+from actors.generation.vllm_executors import Job, Sink, must_reset, overdue, prompt_input, record_versions
 
 _LOOK_S = 0.01  # between two looks at whether the running requests have ended
 
@@ -94,7 +94,7 @@ class Async:
 
     async def _begin(self, arguments: dict[str, Any]) -> AsyncLLM:
         llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
-        take_down_versions(llm.output_processor, self.versions)
+        record_versions(llm.output_processor, self.versions)
         return llm
 
     def _start(self, jobs: Sequence[Job]) -> None:

@@ -107,9 +107,8 @@ class WeightUpdate:
     """What an update of the weights took.
 
     Attributes:
-        bytes: of the tensors taken over.
-        pause_s: seconds for which running requests stood still, from the end of one step to the leave for the next; 0 if none ran.
-            Recomputing their KV cache comes after, as a longer step.
+        bytes: size of the tensors.
+        pause_s: seconds between two steps of running requests; 0 if none ran. Recomputing their KV cache is part of the next step.
     """
 
     bytes: int

@@ -1,4 +1,4 @@
-"""What the two ways to run vLLM have in common: their interface, their arguments, and where a token's weight version is taken down.
+"""What the two ways to run vLLM have in common: interface, arguments, and the record of each token's weight version.
 
     Engine ──start, abort, load──► InProcess   LLMEngine stepped by a thread of this process        (in_process.py)
        ▲                           Async       AsyncLLM on a loop, engine core in its own process   (streaming.py)
@@ -118,18 +118,18 @@ def prompt_input(job: Job, version: int) -> TokensInput:
     return tokens_input(job.prompt, cache_salt=f"weights-{version}")
 
 
-def take_down_versions(processor: OutputProcessor, versions: TokenVersions) -> None:
+def record_versions(processor: OutputProcessor, versions: TokenVersions) -> None:
     """Make `versions` see each step's tokens, with the step's time, before `processor` does: both ways to run vLLM pass here."""
     process: Any = processor.process_outputs
 
-    def noting(outputs: list[EngineCoreOutput], engine_core_timestamp: float | None = None, iteration_stats: Any = None) -> Any:
+    def recorded(outputs: list[EngineCoreOutput], engine_core_timestamp: float | None = None, iteration_stats: Any = None) -> Any:
         for output in outputs:
             state = processor.request_states.get(output.request_id)  # vLLM's own id; none once the request is aborted
             if state is not None and engine_core_timestamp is not None:
                 versions.sampled(state.external_req_id, len(output.new_token_ids), engine_core_timestamp)
         return process(outputs, engine_core_timestamp, iteration_stats)
 
-    processor.process_outputs = noting  # type: ignore[method-assign,assignment]
+    processor.process_outputs = recorded  # type: ignore[method-assign,assignment]
 
 
 def overdue(version: int, running: int) -> GenerationTimeoutError:

@@ -1,1 +1,1 @@
-"""New weights from the policy into running engines: one class per transport, with both its ends. Knows neither room that it joins."""
+"""New weights from the policy into running engines: one class per transport, with both its ends."""

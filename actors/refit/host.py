@@ -54,10 +54,9 @@ class Host(Transport):
             shared.close()
 
     @classmethod
-    def register(cls) -> None:
-        """As `Transport.register`. Sibling of vLLM's own engines: vllm/distributed/weight_transfer/ipc_engine.py."""
+    def vllm_engine(cls) -> type:
+        """As `Transport.vllm_engine`. Sibling of vLLM's own engines: vllm/distributed/weight_transfer/ipc_engine.py."""
         from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
-        from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
@@ -98,7 +97,7 @@ class Host(Transport):
             def trainer_send_weights(iterator: Iterator[Any], trainer_args: Any) -> None:
                 raise NotImplementedError("weights travel through Ray's object store")
 
-        WeightTransferEngineFactory.register_engine(cls.backend, HostWeightTransferEngine)
+        return HostWeightTransferEngine
 
 
 class SharedWeights:

@@ -56,7 +56,15 @@ class Nccl(Transport):
 
     def join(self, worker: Any, group: dict[str, Any]) -> None:
         """In rank 0: be rank 0 of vLLM's communicator. Returns when all others have joined."""
-        self._communicator = worker.on_device(lambda: _communicator(group))
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
+
+        def join() -> Any:
+            # vLLM's communicator would give this thread a new stream for good (vllm.utils current_stream), on which the worker's
+            # later calls ran unordered with those of its other threads.
+            with torch.cuda.stream(torch.cuda.current_stream()):
+                return NCCLWeightTransferEngine.trainer_init(group)
+
+        self._communicator = worker.on_device(join)
 
     def send(self, worker: Any, transfer: Transfer) -> None:
         """In every rank, together: gather all weights; rank 0 broadcasts them."""
@@ -77,9 +85,8 @@ class Nccl(Transport):
         yield [info], offered.manifest.bytes
 
     @classmethod
-    def register(cls) -> None:
-        """As `Transport.register`: vLLM's nccl engine, which gives the memory of each update back (vLLM issue 52950)."""
-        from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+    def vllm_engine(cls) -> type:
+        """As `Transport.vllm_engine`: vLLM's nccl engine, which gives the memory of each update back (vLLM issue 52950)."""
         from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
         class LeanNCCLWeightTransferEngine(NCCLWeightTransferEngine):
@@ -87,7 +94,7 @@ class Nccl(Transport):
                 super().finish_weight_update()
                 torch.cuda.empty_cache()
 
-        WeightTransferEngineFactory.register_engine(cls.backend, LeanNCCLWeightTransferEngine)
+        return LeanNCCLWeightTransferEngine
 
 
 def broadcast_bytes(transfer: Transfer) -> int:
@@ -109,12 +116,3 @@ def broadcast_pieces(weights: Weights, buffer: torch.Tensor, piece_bytes: int) -
             end = 0
     if end:
         yield buffer[:end]
-
-
-def _communicator(group: dict[str, Any]) -> Any:
-    from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
-
-    # vLLM's communicator would give this thread a new stream for good (vllm.utils current_stream), on which the worker's later calls
-    # ran unordered with those of its other threads.
-    with torch.cuda.stream(torch.cuda.current_stream()):
-        return NCCLWeightTransferEngine.trainer_init(group)

@@ -122,8 +122,9 @@ class Transport(ABC):
         raise NotImplementedError(f"{type(self).__name__} sends no pieces by calls")
 
     @classmethod
-    def register(cls) -> None:
-        """In a worker of vLLM: make `backend` known to vLLM, if vLLM does not bring it."""
+    def vllm_engine(cls) -> type | None:
+        """In a worker of vLLM: the WeightTransferEngine of `backend`; None if vLLM brings it."""
+        return None
 
     def _transfer(self, ends: Ends) -> Transfer:
         """A new transfer of the policy's weights, whose manifest is made once."""
