@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ray
@@ -57,17 +57,35 @@ def wait_all(refs: Mapping[str, Any], *, what: str, timeout_s: float) -> dict[st
     Raises:
         ActorGoneError, ActorTimeoutError.
     """
+    values: dict[str, Any] = {}
+    for name, value, error in outcomes(refs, what=what, timeout_s=timeout_s):
+        if error is not None:
+            raise error
+        values[name] = value
+    return {name: values[name] for name in refs}
+
+
+def outcomes(refs: Mapping[str, Any], *, what: str, timeout_s: float) -> Iterator[tuple[str, Any, Exception | None]]:
+    """Name and value of each, or name, None and the error that `wait` would raise, as they come.
+
+    Those that are silent at the deadline come last, each with one ActorTimeoutError that names them all.
+    """
     names = {ref: name for name, ref in refs.items()}
     pending, deadline = list(names), time.monotonic() + timeout_s
-    values: dict[str, Any] = {}
     while pending:
         done, pending = ray.wait(pending, timeout=max(0.0, deadline - time.monotonic()))
-        if not done:
-            silent = ", ".join(names[ref] for ref in pending)
-            raise ActorTimeoutError(f"{what}: no answer from {silent} within {timeout_s:.0f} s")
         for ref in done:
-            values[names[ref]] = _value(ref, names[ref], what)
-    return {name: values[name] for name in refs}
+            try:
+                value = _value(ref, names[ref], what)
+            except Exception as error:  # noqa: BLE001  (the caller raises it)
+                yield names[ref], None, error
+            else:
+                yield names[ref], value, None
+        if not done:
+            silent = [names[ref] for ref in pending]
+            late = ActorTimeoutError(f"{what}: no answer from {', '.join(silent)} within {timeout_s:.0f} s")
+            yield from ((name, None, late) for name in silent)
+            return
 
 
 def _value(ref: Any, who: str, what: str) -> Any:

@@ -25,10 +25,10 @@ from actors.data_plane.address import DataPlaneAddress
 from actors.data_plane.connect import connect
 from actors.environments.actor import SCORING_THREADS, EnvironmentActor
 from actors.generation.engine_actor import engine_actor_class
-from actors.generation.types import RefitPlan
 from actors.policy.group import PolicyGroup
 from actors.preflight import longest_sample
 from actors.preflight_sft import SupervisedData
+from actors.refit.transport import RefitPlan
 from actors.rollout.collector import Collector
 from actors.rollout.ledger_actor import ledger_actor_class
 from actors.rollout.prompts import end_token_ids

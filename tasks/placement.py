@@ -15,12 +15,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from actors.generation.types import RefitPlan, Transport
+from actors.refit.transport import RefitPlan, TransportName
 from configs.base import ConfigError
 from configs.run import RunConfig
 
 _ENGINE_SHARE, _WORKER_SHARE = 0.6, 0.4
-_TRANSPORTS: dict[str, tuple[Transport, ...]] = {"cpu": ("host",), "colocated": ("ipc", "host"), "separate": ("nccl", "host")}
+_TRANSPORTS: dict[str, tuple[TransportName, ...]] = {"cpu": ("host",), "colocated": ("ipc", "host"), "separate": ("nccl", "host")}
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,8 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from actors.generation.mailboxes import Mailboxes
 from actors.generation.types import (
@@ -31,13 +28,14 @@ from actors.generation.types import (
     GenerationResult,
     GenerationTimeoutError,
     RequestError,
+    Update,
     UpdateMode,
     WeightUpdate,
 )
 from actors.generation.versions import Segments
-from actors.refit.handover import WeightLayout, read_layout
-from actors.refit.incoming import Incoming
-from actors.refit.transports import Transfer
+from actors.refit.manifest import WeightLayout, read_layout
+from actors.refit.transport import UpdateInfo
+from actors.refit.transports import transport_class
 from configs import settings
 from configs.rollout import GenerationConfig
 
@@ -85,7 +83,7 @@ class Engine:
         self._owners: dict[str, tuple[str, str]] = {}  # and back
         self._mailboxes = Mailboxes()
         self._updating = threading.Lock()
-        self._incoming: tuple[str, Incoming] = "", Incoming(config.timeout_s)  # of the last transfer that either side named
+        self._transport = transport_class(config.refit)(config.timeout_s)
         self._asleep = False
         self._numbers = itertools.count()  # a key is never used again: an aborted request may still end under its own
         self._executor: Executor
@@ -109,7 +107,7 @@ class Engine:
         prepare_process(self._config)
         from actors.generation import in_process, sampling, streaming, vllm_executors
 
-        self._sampling, self._job, self._update = sampling, vllm_executors.Job, vllm_executors.Update
+        self._sampling, self._job = sampling, vllm_executors.Job
         arguments = vllm_executors.engine_arguments(self._config, self._model_path, self._seed)
         if self._config.executor == "in_process":
             self._executor = in_process.InProcess(arguments, self)
@@ -177,18 +175,27 @@ class Engine:
             RequestError, PromptTooLongError: nothing was generated. GenerationTimeoutError: over `timeout_s`, all aborted.
             EngineFailedError: vLLM raised, now or earlier.
         """
-        return self._generate(requests, self._config.timeout_s)
+        client, timeout_s = f"generate-{next(self._numbers)}", self._config.timeout_s
+        deadline = time.monotonic() + timeout_s
+        self.submit(client, requests)
+        results: dict[str, GenerationResult] = {}
+        while len(results) < len(requests):
+            for result in self.collect(client, max(0.0, deadline - time.monotonic())):
+                results[result.request_id] = result
+            if len(results) < len(requests) and time.monotonic() >= deadline:
+                stopped = self.abort(client, [request.request_id for request in requests])
+                self._mailboxes.take(client, 0.0)
+                raise GenerationTimeoutError(f"{len(stopped)} of {len(requests)} responses unfinished after {timeout_s:.0f} s")
+        return [results[request.request_id] for request in requests]
 
-    def update_weights(
-        self, weights: Mapping[str, torch.Tensor] | Transfer, version: int, mode: UpdateMode = "wait", recompute_kv_cache: bool = True
-    ) -> WeightUpdate:
+    def update_weights(self, offered: Any, version: int, mode: UpdateMode = "wait", recompute_kv_cache: bool = True) -> WeightUpdate:
         """Replace all weights, and count as `version` from then on. No restart, no file. One update at a time; others queue.
         An engine that sleeps wakes up.
 
         Args:
-            weights: Hugging Face names to full tensors in host memory, any floating dtype; only read. A tied model may leave out
-                lm_head.weight. Or what the policy sends at the same time: by `feed` (ipc), or to the communicator of
-                `join_transfer` (nccl); as `GenerationConfig.refit` says.
+            offered: what the transport of `GenerationConfig.refit` offers. host: Hugging Face names to full tensors in host memory, any
+                floating dtype, only read; a tied model may leave out lm_head.weight. ipc, nccl: a `Transfer`, whose weights the policy
+                sends at the same time.
             mode: "in_flight": between two steps; running requests go on under the new weights. "wait": running requests end first,
                 and what is submitted meanwhile starts under the new weights.
             recompute_kv_cache: in flight, True: running requests' keys and values are computed again under the new weights, prompt and
@@ -201,10 +208,11 @@ class Engine:
             EngineFailedError: vLLM raised while loading, so the weights are a mixture and the engine refuses further work.
         """
         self._must_be_ready()
-        with self._updating, self._infos(weights) as (infos, size):
+        receiving = self._transport.receive(offered, self._layout, self._config.executor == "in_process")
+        with self._updating, receiving as (infos, size):
             self._must_be_ready()
             try:
-                pause_s = self._executor.load(self._update(infos, version, mode, recompute_kv_cache), self._config.timeout_s)
+                pause_s = self._executor.load(Update(infos, version, mode, recompute_kv_cache), self._config.timeout_s)
             except GenerationTimeoutError:
                 raise
             except Exception as error:
@@ -224,17 +232,13 @@ class Engine:
         except Exception as error:
             raise self._fail(_reason("joining the policy's broadcast", error)) from error
 
-    def feed(self, transfer_id: str, info: dict[str, Any]) -> None:
-        """A piece of an ipc transfer. Returns when it has been loaded; may come before the `update_weights` that it belongs to.
-
-        Raises:
-            RuntimeError: the update has ended, with the reason. TimeoutError: it took longer than `timeout_s`.
-        """
-        self._stream(transfer_id).feed(info)
+    def feed(self, transfer_id: str, info: UpdateInfo) -> None:
+        """`Transport.feed`: a piece of the weights. Returns when it is loaded."""
+        self._transport.feed(transfer_id, info)
 
     def abandon_transfer(self, transfer_id: str, reason: str) -> None:
-        """The policy cannot send the rest: the update that waits for it fails now."""
-        self._stream(transfer_id).close(reason)
+        """`Transport.abandon`: the policy cannot send the rest."""
+        self._transport.abandon(transfer_id, reason)
 
     def sleep(self) -> None:
         """Free GPU memory until the next `update_weights` or request, as `GenerationConfig.sleep_level` says. Idempotent.
@@ -286,48 +290,6 @@ class Engine:
     def failed(self, doing: str, error: BaseException) -> None:
         """From the executor: vLLM raised."""
         self._fail(_reason(doing, error))
-
-    def _generate(self, requests: Sequence[GenerationRequest], timeout_s: float) -> list[GenerationResult]:
-        client, deadline = f"generate-{next(self._numbers)}", time.monotonic() + timeout_s
-        self.submit(client, requests)
-        results: dict[str, GenerationResult] = {}
-        while len(results) < len(requests):
-            for result in self.collect(client, max(0.0, deadline - time.monotonic())):
-                results[result.request_id] = result
-            if len(results) < len(requests) and time.monotonic() >= deadline:
-                stopped = self.abort(client, [request.request_id for request in requests])
-                self._mailboxes.take(client, 0.0)
-                raise GenerationTimeoutError(f"{len(stopped)} of {len(requests)} responses unfinished after {timeout_s:.0f} s")
-        return [results[request.request_id] for request in requests]
-
-    @contextmanager
-    def _infos(self, weights: Mapping[str, torch.Tensor] | Transfer) -> Iterator[tuple[Iterable[dict[str, Any]], int]]:
-        """What vLLM gets to load, piece by piece, and its size in bytes."""
-        if not isinstance(weights, Transfer):
-            checked = self._layout.checked(weights)
-            with self._executor.hold(checked) as info:
-                yield [info], sum(tensor.nbytes for tensor in checked.values())
-            return
-        incoming, manifest, why = self._stream(weights.id), weights.manifest, "the update has ended"
-        try:
-            self._layout.check(manifest)
-            if weights.transport == "nccl":
-                yield [manifest.info() | {"packed": True, "packed_buffer_size_bytes": weights.buffer_bytes}], manifest.bytes
-            else:
-                yield incoming.pieces(len(manifest.names)), manifest.bytes
-        except BaseException as error:
-            why = f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            incoming.close(why)
-
-    def _stream(self, transfer_id: str) -> Incoming:
-        """The pieces of the transfer; whoever names it first, the sender or the update, opens it."""
-        with self._lock:
-            if self._incoming[0] != transfer_id:
-                self._incoming[1].close("another transfer has begun")
-                self._incoming = transfer_id, Incoming(self._config.timeout_s)
-            return self._incoming[1]
 
     def _wake_up(self) -> None:
         with self._updating:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ray
-import torch
 
 from actors.generation.engine import Engine
 from actors.generation.types import EngineHealth, GenerationRequest, GenerationResult, UpdateMode, WeightUpdate
 from actors.heap import freeze_heap
-from actors.refit.transports import Transfer
 from configs.rollout import GenerationConfig
 
 COLLECTORS = 16  # threads of an engine actor in which clients wait for results; a further one queues until another's wait ends
@@ -64,11 +62,9 @@ class EngineActor:
         self._engine.abandon_transfer(transfer_id, reason)
 
     @ray.method(concurrency_group="update")
-    def update_weights(
-        self, weights: Mapping[str, torch.Tensor] | Transfer, version: int, mode: UpdateMode = "wait", recompute_kv_cache: bool = True
-    ) -> WeightUpdate:
-        """Pass an ObjectRef of the weights: Ray resolves it here, from the host's object store."""
-        return self._engine.update_weights(weights, version, mode, recompute_kv_cache)
+    def update_weights(self, offered: Any, version: int, mode: UpdateMode = "wait", recompute_kv_cache: bool = True) -> WeightUpdate:
+        """A reference to weights in host memory: Ray resolves it here, from the host's object store."""
+        return self._engine.update_weights(offered, version, mode, recompute_kv_cache)
 
     @ray.method(concurrency_group="health")
     def health(self) -> EngineHealth:

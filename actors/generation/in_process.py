@@ -12,23 +12,21 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models import ModelRegistry
 from vllm.outputs import RequestOutput
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from actors.generation.types import Update
 from actors.generation.versions import TokenVersions
-from actors.generation.vllm_executors import Job, Sink, Update, must_reset, overdue, prompt_input, take_down_versions
-from actors.refit import vllm_load
+from actors.generation.vllm_executors import Job, Sink, must_reset, overdue, prompt_input, record_versions
 
 _STEP_S = 60.0  # longer than any step: an update that waits notices its own deadline between two of them
 
@@ -69,9 +67,6 @@ class InProcess:
 
     def abort(self, keys: Sequence[str]) -> None:
         self._commands.put(lambda: self._abort(set(keys)))
-
-    def hold(self, weights: Mapping[str, torch.Tensor]) -> AbstractContextManager[dict[str, Any]]:
-        return nullcontext({"weights": weights})
 
     def join_transfer(self, init_info: dict[str, Any], timeout_s: float) -> None:
         self._do(lambda: self._rpc("init_weight_transfer_engine", init_info=init_info), timeout_s)
@@ -121,9 +116,7 @@ class InProcess:
         try:
             _register_architecture(arguments["model"])
             self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
-            if arguments["weight_transfer_config"].backend != vllm_load.NCCL:  # which has more to agree on: `join_transfer`
-                self._rpc("init_weight_transfer_engine", init_info={})
-            take_down_versions(self._llm.output_processor, self.versions)
+            record_versions(self._llm.output_processor, self.versions)
         except BaseException as error:  # noqa: BLE001  (`started` raises it in the thread that waits)
             started.set_exception(error)
             return

@@ -30,11 +30,11 @@ from actors.generation.types import (
     UpdateMode,
     WeightUpdate,
 )
-from actors.waiting import ActorGoneError, ActorTimeoutError, find, wait
+from actors.waiting import ActorGoneError, ActorTimeoutError, find, outcomes
 from configs.deadlines import GRACE_S
 
-_FETCH_S = 10.0  # for an answer that is there
 _POLL_S = 1.0  # for which an engine lets `collect` wait: long against a call's cost, short against a deadline
+_LOST = ActorGoneError, ActorTimeoutError, EngineFailedError  # such an engine counts as dead
 _Ids = Mapping[str, tuple[str, ...]]  # request ids by engine
 
 
@@ -140,7 +140,7 @@ class EnginePool:
         return self.end_update(self.begin_update(weights, version, mode, recompute_kv_cache), version)
 
     def begin_update(self, weights: Any, version: int, mode: UpdateMode, recompute_kv_cache: bool) -> dict[str, Any]:
-        """As `update_weights`, without waiting: references by engine. `weights` may be a `Transfer`, which the policy then sends.
+        """As `update_weights`, without waiting: references by engine. `weights` may be any offer of a transport (`Transport.offer`).
 
         Raises:
             EngineDiedError, NoEngineError: as `generate`.
@@ -165,15 +165,6 @@ class EnginePool:
         if not taken:
             raise self._router.none_alive(())
         return taken
-
-    def begin_join(self, address: str, port: int, ranks_per_engine: int) -> dict[str, Any]:
-        """Let all living engines join the policy's broadcast, whose rank 0 is the policy. References by engine."""
-        world = 1 + len(self._router.alive) * ranks_per_engine
-        info = {"master_address": address, "master_port": port, "world_size": world}
-        return {
-            name: self._handle(name).join_transfer.remote(info | {"rank_offset": 1 + index * ranks_per_engine})
-            for index, name in enumerate(self._router.alive)
-        }
 
     def sleep(self) -> None:
         """Let all living engines free their GPU memory until the next refit (`Engine.sleep`).
@@ -214,16 +205,16 @@ class EnginePool:
             raise next(iter(refused.values()))
 
     def _answers(self, refs: Mapping[str, Any], what: str) -> tuple[dict[str, Any], dict[str, Exception]]:
-        """Answers of the engines that live, and what those raised that live; one that does not is marked dead."""
+        """Answers of the living engines, and the errors that living engines raised; an engine that does not live is marked dead."""
         answers: dict[str, Any] = {}
         refused: dict[str, Exception] = {}
-        for name, ref in refs.items():
-            try:
-                answers[name] = wait(ref, who=name, what=what, timeout_s=self._timeout_s + GRACE_S)
-            except (ActorGoneError, ActorTimeoutError, EngineFailedError) as error:
+        for name, answer, error in outcomes(refs, what=what, timeout_s=self._timeout_s + GRACE_S):
+            if isinstance(error, _LOST):
                 self._died(name, error)
-            except Exception as error:  # noqa: BLE001  (the caller raises it once it has put things in order)
+            elif error is not None:  # the caller raises it once it has put things in order
                 refused[name] = error
+            else:
+                answers[name] = answer
         return answers, refused
 
     def _reissue(self) -> None:
@@ -254,14 +245,12 @@ class EnginePool:
         came = until in done
         if done:
             done, _ = ray.wait(list(self._polls), num_returns=len(self._polls), timeout=0)
-        for ref in done:
-            name, _ = self._polls.pop(ref)
-            try:
-                results = wait(ref, who=name, what="collect", timeout_s=_FETCH_S)
-            except (ActorGoneError, ActorTimeoutError, EngineFailedError) as error:
-                self._died(name, error)
-            else:
-                self._ready += [result for result in results if self._outstanding.finish(name, result.request_id)]
+        arrived = {self._polls.pop(ref)[0]: ref for ref in done}
+        answers, refused = self._answers(arrived, "collect")
+        for name, results in answers.items():
+            self._ready += [result for result in results if self._outstanding.finish(name, result.request_id)]
+        if refused:
+            raise next(iter(refused.values()))
         longest = _POLL_S + self._timeout_s + GRACE_S
         for ref, (name, since) in list(self._polls.items()):
             if time.monotonic() - since > longest:
@@ -278,22 +267,14 @@ class EnginePool:
         return self._handles[name]
 
     def _wait(self, refs: Mapping[str, Any], what: str, timeout_s: float, ids: _Ids | None = None) -> dict[str, Any]:
-        names = {ref: name for name, ref in refs.items()}
-        pending, deadline = list(names), time.monotonic() + timeout_s
+        """Answers of all engines. The first failure ends the wait, which does not go on for the slowest engine."""
         answers: dict[str, Any] = {}
-        while pending:
-            # One at a time as they finish: the first failure must not wait for the slowest engine.
-            done, pending = ray.wait(pending, timeout=max(0.0, deadline - time.monotonic()))
-            if not done:
-                name = names[pending[0]]
-                error = ActorTimeoutError(f"{what}: no answer from {name} within {timeout_s:.0f} s")
-                raise self._died(name, error, (ids or {}).get(name))
-            for ref in done:
-                name = names[ref]
-                try:
-                    answers[name] = wait(ref, who=name, what=what, timeout_s=_FETCH_S)
-                except (ActorGoneError, ActorTimeoutError, EngineFailedError) as error:
-                    raise self._died(name, error, (ids or {}).get(name)) from error
+        for name, answer, error in outcomes(refs, what=what, timeout_s=timeout_s):
+            if isinstance(error, _LOST):
+                raise self._died(name, error, (ids or {}).get(name)) from error
+            if error is not None:
+                raise error
+            answers[name] = answer
         return answers
 
     def _died(self, name: str, error: Exception, request_ids: tuple[str, ...] | None = None) -> EngineDiedError:

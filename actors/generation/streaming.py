@@ -10,21 +10,18 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Coroutine, Sequence
 from typing import Any, cast
 
-import torch
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.outputs import RequestOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
+from actors.generation.types import Update
 from actors.generation.versions import TokenVersions
-from actors.generation.vllm_executors import Job, Sink, Update, must_reset, overdue, prompt_input, take_down_versions
-from actors.refit import vllm_load
-from actors.refit.handover import SharedWeights
+from actors.generation.vllm_executors import Job, Sink, must_reset, overdue, prompt_input, record_versions
 
 _LOOK_S = 0.01  # between two looks at whether the running requests have ended
 
@@ -53,14 +50,6 @@ class Async:
 
     def abort(self, keys: Sequence[str]) -> None:
         self._loop.call_soon_threadsafe(self._abort, keys)
-
-    @contextmanager
-    def hold(self, weights: Mapping[str, torch.Tensor]) -> Iterator[dict[str, Any]]:
-        shared = SharedWeights(weights)  # copied before the requests are paused
-        try:
-            yield {"shared": shared.address()}
-        finally:
-            shared.close()
 
     def join_transfer(self, init_info: dict[str, Any], timeout_s: float) -> None:
         work = self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=init_info))
@@ -105,9 +94,7 @@ class Async:
 
     async def _begin(self, arguments: dict[str, Any]) -> AsyncLLM:
         llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
-        take_down_versions(llm.output_processor, self.versions)
-        if arguments["weight_transfer_config"].backend != vllm_load.NCCL:  # which has more to agree on: `join_transfer`
-            await llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
+        record_versions(llm.output_processor, self.versions)
         return llm
 
     def _start(self, jobs: Sequence[Job]) -> None:

@@ -6,8 +6,9 @@ GenerationRequest ──► Engine ──► GenerationResult
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from actors.generation.versions import Segments
 from actors.waiting import ActorGoneError
@@ -15,7 +16,6 @@ from actors.waiting import ActorGoneError
 FinishReason = Literal["stop", "length"]
 EngineState = Literal["new", "ready", "failed", "stopped"]
 UpdateMode = Literal["in_flight", "wait"]  # between two steps of running requests, or after they have finished
-Transport = Literal["host", "ipc", "nccl"]  # host memory; memory of a GPU that policy and engine share; broadcast between GPUs
 
 
 @dataclass(frozen=True)
@@ -89,19 +89,17 @@ class UpdateOptions:
 
 
 @dataclass(frozen=True)
-class RefitPlan:
-    """How weights travel from the policy to the engines of a run.
+class Update:
+    """A complete, checked set of weights for vLLM, and how it replaces the one before (`Engine.update_weights`).
 
     Attributes:
-        buffer_bytes: ipc, nccl: of a piece on its way.
-        ranks_per_engine: vLLM workers of an engine (tensor_parallel_size).
-        engine_timeout_s: within which an engine takes the weights, or says why not.
+        infos: vLLM's update_info of each piece; asking for the next one may wait for it.
     """
 
-    transport: Transport = "host"
-    buffer_bytes: int = 2**30
-    ranks_per_engine: int = 1
-    engine_timeout_s: float = 0.0
+    infos: Iterable[dict[str, Any]]
+    version: int
+    mode: UpdateMode
+    recompute_kv_cache: bool
 
 
 @dataclass(frozen=True)
@@ -109,9 +107,8 @@ class WeightUpdate:
     """What an update of the weights took.
 
     Attributes:
-        bytes: of the tensors taken over.
-        pause_s: seconds for which running requests stood still, from the end of one step to the leave for the next; 0 if none ran.
-            Recomputing their KV cache comes after, as a longer step.
+        bytes: size of the tensors.
+        pause_s: seconds between two steps of running requests; 0 if none ran. Recomputing their KV cache is part of the next step.
     """
 
     bytes: int
@@ -140,10 +137,6 @@ class RequestError(ValueError):
 
 class PromptTooLongError(RequestError):
     """A prompt that leaves no room for one response token in max_model_len."""
-
-
-class WeightMismatchError(ValueError):
-    """Transferred weights do not fit the model. The message names the tensor; the engine goes on with the weights it had."""
 
 
 class GenerationTimeoutError(TimeoutError):

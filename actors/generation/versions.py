@@ -16,15 +16,6 @@ from bisect import bisect_right
 Segments = tuple[tuple[int, int], ...]  # (weight version, number of tokens), in the order of the tokens
 
 
-def appended(segments: Segments, version: int, count: int) -> Segments:
-    """The segments with `count` more tokens. Neighbours of one version are one segment; no segment is empty."""
-    if count == 0:
-        return segments
-    if segments and segments[-1][0] == version:
-        return (*segments[:-1], (version, segments[-1][1] + count))
-    return (*segments, (version, count))
-
-
 class TokenVersions:
     """Segments of the requests that run. One writer at a time."""
 
@@ -52,7 +43,11 @@ class TokenVersions:
     def sampled(self, request_id: str, count: int, at: float) -> None:
         """A step that ended at `at` gave the request `count` more tokens."""
         version = self._versions[-1] if not self._times or at >= self._times[-1] else self._versions[bisect_right(self._times, at)]
-        self._segments[request_id] = appended(self._segments.get(request_id, ()), version, count)
+        segments = self._segments.get(request_id, ())
+        if segments and segments[-1][0] == version:
+            segments, count = segments[:-1], segments[-1][1] + count
+        if count:
+            self._segments[request_id] = (*segments, (version, count))
 
     def pop(self, request_id: str) -> Segments:
         """The request's segments, which are forgotten here. Empty if it has no token."""

@@ -1,4 +1,4 @@
-"""What the two ways to run vLLM have in common: their interface, their arguments, and where a token's weight version is taken down.
+"""What the two ways to run vLLM have in common: interface, arguments, and the record of each token's weight version.
 
     Engine ──start, abort, load──► InProcess   LLMEngine stepped by a thread of this process        (in_process.py)
        ▲                           Async       AsyncLLM on a loop, engine core in its own process   (streaming.py)
@@ -9,12 +9,9 @@ Imports vLLM (15 s): import it only in the engine's process, after `engine.prepa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from vllm.config import WeightTransferConfig
 from vllm.inputs.engine import TokensInput, tokens_input
 from vllm.outputs import RequestOutput
@@ -23,9 +20,9 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.output_processor import OutputProcessor
 
-from actors.generation.types import GenerationTimeoutError, UpdateMode
+from actors.generation.types import GenerationTimeoutError, Update
 from actors.generation.versions import Segments, TokenVersions
-from actors.refit import vllm_load
+from actors.refit.transports import transport_class
 from configs.rollout import GenerationConfig
 
 
@@ -35,20 +32,6 @@ class Job(NamedTuple):
     key: str
     prompt: list[int]
     params: SamplingParams
-
-
-@dataclass(frozen=True)
-class Update:
-    """A complete, checked set of weights, and how it is to take the place of the one before (`Engine.update_weights`).
-
-    Attributes:
-        infos: vLLM's update_info of each piece; asking for the next one may wait for it.
-    """
-
-    infos: Iterable[dict[str, Any]]
-    version: int
-    mode: UpdateMode
-    recompute_kv_cache: bool
 
 
 class Sink(Protocol):
@@ -74,9 +57,6 @@ class Executor(Protocol):
 
     def abort(self, keys: Sequence[str]) -> None:
         """Stop those that still run. Does not wait; one that ends meanwhile is reported."""
-
-    def hold(self, weights: Mapping[str, torch.Tensor]) -> AbstractContextManager[dict[str, Any]]:
-        """Host tensors as update_info of the "host" backend, valid inside the block."""
 
     def join_transfer(self, init_info: dict[str, Any], timeout_s: float) -> None:
         """vLLM's init_weight_transfer_engine."""
@@ -123,8 +103,8 @@ def engine_arguments(config: GenerationConfig, model_path: str, seed: int) -> di
         "generation_config": "vllm",  # not the directory's generation_config.json: the requests say all
         "logprobs_mode": "processed_logprobs",  # after temperature and top_p
         "enable_sleep_mode": config.sleep_level > 0,
-        "weight_transfer_config": WeightTransferConfig(backend=vllm_load.BACKENDS[config.refit]),
-        "worker_extension_cls": f"{vllm_load.__name__}.{vllm_load.WorkerExtension.__name__}",
+        "weight_transfer_config": WeightTransferConfig(backend=transport_class(config.refit).backend),
+        "worker_extension_cls": "actors.refit.vllm_workers.WorkerExtension",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
@@ -138,18 +118,18 @@ def prompt_input(job: Job, version: int) -> TokensInput:
     return tokens_input(job.prompt, cache_salt=f"weights-{version}")
 
 
-def take_down_versions(processor: OutputProcessor, versions: TokenVersions) -> None:
+def record_versions(processor: OutputProcessor, versions: TokenVersions) -> None:
     """Make `versions` see each step's tokens, with the step's time, before `processor` does: both ways to run vLLM pass here."""
     process: Any = processor.process_outputs
 
-    def noting(outputs: list[EngineCoreOutput], engine_core_timestamp: float | None = None, iteration_stats: Any = None) -> Any:
+    def recorded(outputs: list[EngineCoreOutput], engine_core_timestamp: float | None = None, iteration_stats: Any = None) -> Any:
         for output in outputs:
             state = processor.request_states.get(output.request_id)  # vLLM's own id; none once the request is aborted
             if state is not None and engine_core_timestamp is not None:
                 versions.sampled(state.external_req_id, len(output.new_token_ids), engine_core_timestamp)
         return process(outputs, engine_core_timestamp, iteration_stats)
 
-    processor.process_outputs = noting  # type: ignore[method-assign,assignment]
+    processor.process_outputs = recorded  # type: ignore[method-assign,assignment]
 
 
 def overdue(version: int, running: int) -> GenerationTimeoutError:

@@ -24,14 +24,15 @@ from actors.data_plane.meta import KVBatchMeta
 from actors.data_plane.sharding import BatchPlan, plan_batch
 from actors.data_plane.usage import OperationUsage, merge
 from actors.generation.pool import EnginePool
-from actors.generation.types import RefitPlan, UpdateOptions, WeightUpdate
+from actors.generation.types import UpdateOptions
+from actors.generation.weight_sync import WeightSync
 from actors.heap import freeze_heap
 from actors.models.flops import training_flops
 from actors.policy.executors import Request, build_executor
 from actors.policy.turns import Turn, Turns
 from actors.policy.warm_up import warm_up
 from actors.policy.worker_actor import PolicyWorkerActor, free_port
-from actors.refit.direct import Sender
+from actors.refit.transport import RefitPlan
 from actors.waiting import wait_all
 from configs.deadlines import Deadlines
 from configs.policy import OptimizerConfig, PolicyConfig
@@ -63,8 +64,7 @@ class PolicyGroup:
         self._lock = threading.RLock()  # a worker does one thing at a time, however many threads this actor has
         self._turns = Turns(self._deadlines.policy_stage)
         self._refit_plan = refit_plan
-        self._engines: EnginePool | None = None  # known at the first refit
-        self._sender: Sender | None = None  # likewise
+        self._weight_sync: WeightSync | None = None  # built at the first refit, when the engines are known
         init_method = f"tcp://127.0.0.1:{free_port('127.0.0.1')}"
         remote = ray.remote(PolicyWorkerActor)
         self._workers = [
@@ -166,28 +166,17 @@ class PolicyGroup:
 
     def _refit(self, engines: list[str], options: UpdateOptions) -> dict[str, float]:
         started = time.monotonic()
-        if self._engines is None:
+        if self._weight_sync is None:
             patience = self._config.timeout_s + self._refit_plan.engine_timeout_s  # the engines' own deadline is the inner one
-            self._engines = EnginePool(self._namespace, engines, timeout_s=patience, recover=options.recover)
-        if self._refit_plan.transport == "host":
-            taken = self._refit_through_host(self._engines, options)
-        else:
-            self._sender = self._sender or Sender(self._refit_plan, self._named_workers(), self._engines, self._config.timeout_s)
-            taken = self._sender.send(self._version, options)
+            pool = EnginePool(self._namespace, engines, timeout_s=patience, recover=options.recover)
+            self._weight_sync = WeightSync(self._refit_plan, self._named_workers(), pool, self._config.timeout_s)
+        taken = self._weight_sync.send(self._version, options)
         return {
             "weight_version": self._version,
             "refit_s": time.monotonic() - started,
             "bytes": float(max(update.bytes for update in taken.values())),
             "pause_s": max(update.pause_s for update in taken.values()),
         }
-
-    def _refit_through_host(self, engines: EnginePool, options: UpdateOptions) -> dict[str, WeightUpdate]:
-        refs = {name: worker.call.remote("export_weights") for name, worker in self._named_workers().items()}
-        # Only readiness is awaited: the tensors stay in the object store, and each engine maps them there.
-        ray.wait(list(refs.values()), num_returns=len(refs), timeout=self._config.timeout_s)
-        weights = refs.pop("policy-worker-0")
-        wait_all(refs, what="refit: export", timeout_s=self._config.timeout_s)
-        return engines.update_weights(weights, self._version, options.mode, options.recompute_kv_cache)
 
     def save_hf(self, path: str) -> None:
         """Write the weights as a Hugging Face directory."""

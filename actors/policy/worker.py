@@ -28,7 +28,7 @@ from actors.policy.fetch import ColumnReader
 from actors.policy.objectives import registry as objectives
 from actors.policy.objectives.base import Objective
 from actors.policy.passes import Passes, reduce_reports, report_vector
-from actors.refit.handover import Manifest
+from actors.refit.manifest import Manifest
 from configs.policy import OptimizerConfig, PolicyConfig
 
 

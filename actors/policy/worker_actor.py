@@ -7,11 +7,9 @@ makes one call at a time, and a second one is refused here.
 
 from __future__ import annotations
 
-import functools
 import socket
 import threading
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,11 +18,10 @@ import ray
 from actors.data_plane.address import DataPlaneAddress
 from actors.data_plane.connect import connect
 from actors.data_plane.usage import OperationUsage
-from actors.generation.types import Transport
 from actors.heap import freeze_heap
 from actors.policy.executors import Request
-from actors.refit import transports
-from actors.refit.transports import SharedBuffer, Transfer
+from actors.refit.transport import TransportName
+from actors.refit.transports import TRANSPORTS
 from configs.policy import PolicyConfig
 
 
@@ -45,13 +42,12 @@ class PolicyWorkerActor:
         timeout_s: float,
         seed: int,
         temperature: float,
-        transport: Transport = "host",
+        transport: TransportName = "host",
     ) -> None:
         """As `PolicyWorker`; and how its weights will go to engines."""
         from actors.policy.worker import PolicyWorker  # Megatron: imported in the worker's process only
 
-        self._leads, self._transport, self._communicator = rank == 0, transport, None
-        self._buffer: SharedBuffer | None = None
+        self._leads, self._transport = rank == 0, TRANSPORTS[transport](config.timeout_s)
         self._plane = connect(address, timeout_s=timeout_s)
         self._worker = PolicyWorker(config, model_path, rank, init_method, self._plane, seed, temperature)
         self._busy, self._running = threading.Lock(), ""
@@ -79,8 +75,8 @@ class PolicyWorkerActor:
     def setup(self) -> dict[str, Any]:
         """`PolicyWorker.setup`, and what the transport of weights needs before the first refit."""
         info: dict[str, Any] = self.call("setup")
-        if self._leads and self._transport == "nccl":
-            transports.prepare_broadcast()
+        if self._leads:
+            self._transport.prepare()
         return info
 
     def ready(self) -> None:
@@ -92,31 +88,14 @@ class PolicyWorkerActor:
         address = ray.util.get_node_ip_address()
         return address, free_port(address)
 
-    def join_broadcast(self, address: str, port: int, world_size: int) -> None:
-        """Be rank 0 of a communicator with all vLLM workers. Returns when they have joined."""
-        with self._alone("join_broadcast"):
-            self._communicator = self._worker.on_device(lambda: transports.join_broadcast(address, port, world_size))
-
-    def send_weights(self, transfer: Transfer, namespace: str, engines: Sequence[str], timeout_s: float) -> None:
-        """Send this policy's weights to the engines, which wait for them in `Engine.update_weights`. All ranks together.
+    def transport(self, method: str, *arguments: Any) -> Any:
+        """A method of the policy's end of the transport, which gets the `PolicyWorker` as its first argument.
 
         Raises:
-            What the last engine raised, when none is left (ipc). PeerLostError: another rank did not take part.
+            OverlapError, or what the method raises.
         """
-        with self._alone("send_weights"):
-            if transfer.transport == "nccl":
-                self._worker.send_weights(
-                    lambda weights: transports.broadcast(weights, transfer, self._communicator) if self._leads else deque(weights, 0)
-                )
-                return
-            delivery = transports.Delivery(namespace, engines, transfer, timeout_s)
-            try:
-                if self._buffer is None:
-                    self._buffer = self._worker.on_device(lambda: SharedBuffer(transfer.ipc_bytes))
-                self._worker.send_weights(functools.partial(self._buffer.share, deliver=delivery))
-            except Exception as error:
-                delivery.abandon(f"the policy could not send its weights: {type(error).__name__}: {error}")
-                raise
+        with self._alone(f"{self._transport.backend}.{method}"):
+            return getattr(self._transport, method)(self._worker, *arguments)
 
     @contextmanager
     def _alone(self, method: str) -> Iterator[None]:

@@ -1,1 +1,1 @@
-"""New weights on their way from the policy into running engines."""
+"""New weights from the policy into running engines: one class per transport, with both its ends."""

@@ -11,7 +11,8 @@ import ray
 import torch
 from transformers import PreTrainedModel
 
-from actors.generation.types import GenerationResult, GenerationTimeoutError, PromptTooLongError, RequestError, WeightMismatchError
+from actors.generation.types import GenerationResult, GenerationTimeoutError, PromptTooLongError, RequestError
+from actors.refit.manifest import WeightMismatchError
 from tests.actors.generation.conftest import CONTEXT, EOS, PROMPTS, RunningEngine, request, weights_of
 from tests.patience import WAIT_S
 
@@ -143,7 +144,12 @@ def test_a_request_id_twice_is_refused(engine: RunningEngine) -> None:
 
 
 def _out_of_time(actor: Any) -> None:
-    actor._engine._generate([request(str(g), [9], temperature=1.0, max_new_tokens=40) for g in range(8)], 0.0)
+    config = actor._engine._config
+    actor._engine._config = config.model_copy(update={"timeout_s": 0.0})
+    try:
+        actor._engine.generate([request(str(g), [9], temperature=1.0, max_new_tokens=40) for g in range(8)])
+    finally:
+        actor._engine._config = config
 
 
 def test_a_missed_deadline_aborts_and_leaves_the_engine_usable(engine: RunningEngine) -> None:

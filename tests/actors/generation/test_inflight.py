@@ -16,7 +16,8 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from actors.generation.engine import Engine
-from actors.generation.types import GenerationRequest, GenerationResult, RequestError, WeightMismatchError, WeightUpdate
+from actors.generation.types import GenerationRequest, GenerationResult, RequestError, WeightUpdate
+from actors.refit.manifest import WeightMismatchError
 from configs.rollout import GenerationConfig
 from tests.actors.generation.conftest import CONTEXT, EOS, PROMPTS, RunningEngine, request, weights_of
 from tests.patience import WAIT_S

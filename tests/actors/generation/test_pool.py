@@ -17,7 +17,8 @@ from actors.generation import pool as pool_module
 from actors.generation.engine_actor import engine_actor_class
 from actors.generation.pool import EnginePool
 from actors.generation.routing import NoEngineError
-from actors.generation.types import EngineDiedError, RequestError, WeightMismatchError
+from actors.generation.types import EngineDiedError, RequestError
+from actors.refit.manifest import WeightMismatchError
 from configs.rollout import GenerationConfig
 from tests.actors.generation.conftest import EOS, NAMESPACE, PROMPTS, RunningEngine, build_model, request, weights_of
 from tests.patience import WAIT_S

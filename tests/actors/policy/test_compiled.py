@@ -14,11 +14,12 @@ import torch
 
 from actors.data_plane.address import DataPlaneAddress
 from actors.data_plane.connect import connect
-from actors.generation.types import RefitPlan, UpdateOptions, WeightUpdate
+from actors.generation.types import UpdateOptions, WeightUpdate
 from actors.policy import device as devices
 from actors.policy.executors import CompiledExecutor, PlainExecutor
 from actors.policy.group import PolicyGroup
 from actors.policy.worker_actor import OverlapError, free_port
+from actors.refit.transport import RefitPlan
 from actors.waiting import ActorGoneError, cause
 from configs.policy import ParallelConfig, PolicyConfig
 from tests.actors.policy import tiny

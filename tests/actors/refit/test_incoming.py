@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actors.refit.incoming import Incoming
+from actors.refit.ipc import Incoming
 
 
 def piece(*names: str) -> dict[str, Any]:

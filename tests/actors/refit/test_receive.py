@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from vllm.distributed.weight_transfer.packed_tensor import pack_tensors, unpack_tensor
 
 from actors.generation.engine import Engine
-from actors.generation.types import EngineFailedError, GenerationRequest, RequestError, WeightMismatchError, WeightUpdate
+from actors.generation.types import EngineFailedError, GenerationRequest, RequestError, WeightUpdate
 from actors.generation.versions import TokenVersions
-from actors.refit.handover import Manifest, WeightLayout
-from actors.refit.transports import Transfer, broadcast_pieces, pieces
+from actors.refit.ipc import buffer_bytes, pieces
+from actors.refit.manifest import Manifest, WeightLayout, WeightMismatchError
+from actors.refit.nccl import broadcast_bytes, broadcast_pieces
+from actors.refit.transport import Transfer
 from configs.rollout import GenerationConfig
 
 WEIGHTS = {"a": torch.zeros(2, 3), "b": torch.zeros(4), "c": torch.zeros(5)}
@@ -50,12 +52,11 @@ class Loads:
         self.said.append("wake up")
 
 
-def engine(**changes: Any) -> tuple[Engine, Loads]:
+def engine(refit: str = "ipc", **changes: Any) -> tuple[Engine, Loads]:
     """As `start` would leave it."""
-    made, loads = Engine(GenerationConfig(timeout_s=5.0, **changes), "nowhere", 0, [1]), Loads()
+    made, loads = Engine(GenerationConfig.model_validate({"timeout_s": 5.0, "refit": refit} | changes), "nowhere", 0, [1]), Loads()
     made._executor, made._state = loads, "ready"  # type: ignore[assignment]
     made._layout = WeightLayout({name: tuple(tensor.shape) for name, tensor in WEIGHTS.items()}, tied=False)
-    made._update = lambda infos, *_: SimpleNamespace(infos=infos)  # type: ignore[assignment]
     made._job = lambda key, *_: SimpleNamespace(key=key)  # type: ignore[assignment]
     made._sampling = SimpleNamespace(check_requests=lambda *_: None, sampling_params=lambda *_: None)  # type: ignore[assignment]
     return made, loads
@@ -69,7 +70,7 @@ def pool() -> Any:
 
 def test_pieces_are_loaded_in_order_and_each_feed_returns_when_its_piece_is(pool: ThreadPoolExecutor) -> None:
     made, loads = engine()
-    transfer = Transfer("ipc", MANIFEST, 64)
+    transfer = Transfer(MANIFEST, 64)
     update: Future[WeightUpdate] = pool.submit(made.update_weights, transfer, 1)
     for names in (["a", "b"], ["c"]):
         made.feed(transfer.id, {"names": names})
@@ -80,8 +81,8 @@ def test_pieces_are_loaded_in_order_and_each_feed_returns_when_its_piece_is(pool
 
 
 def test_a_broadcast_is_one_piece_that_says_what_comes() -> None:
-    made, loads = engine()
-    made.update_weights(Transfer("nccl", MANIFEST, 64), 1)
+    made, loads = engine("nccl")
+    made.update_weights(Transfer(MANIFEST, 64), 1)
     (info,) = loads.loaded
     assert info["names"] == ["a", "b", "c"]
     assert info["shapes"] == [[2, 3], [4], [5]]
@@ -91,7 +92,7 @@ def test_a_broadcast_is_one_piece_that_says_what_comes() -> None:
 
 def test_a_manifest_that_does_not_fit_frees_the_sender(pool: ThreadPoolExecutor) -> None:
     made, loads = engine()
-    transfer = Transfer("ipc", Manifest.of({"a": torch.zeros(2, 3)}.items()), 64)
+    transfer = Transfer(Manifest.of({"a": torch.zeros(2, 3)}.items()), 64)
     feeding = pool.submit(made.feed, transfer.id, {"names": ["a"]})
     with pytest.raises(WeightMismatchError, match="lacks weight 'b'"):
         made.update_weights(transfer, 1)
@@ -103,7 +104,7 @@ def test_a_manifest_that_does_not_fit_frees_the_sender(pool: ThreadPoolExecutor)
 
 def test_a_policy_that_gives_up_ends_the_update_at_once(pool: ThreadPoolExecutor) -> None:
     made, _ = engine()
-    transfer = Transfer("ipc", MANIFEST, 64)
+    transfer = Transfer(MANIFEST, 64)
     update = pool.submit(made.update_weights, transfer, 1)
     made.feed(transfer.id, {"names": ["a"]})
     made.abandon_transfer(transfer.id, "out of memory")
@@ -122,11 +123,11 @@ def test_a_sleeping_engine_wakes_for_a_request_if_it_kept_its_weights() -> None:
 
 
 def test_an_engine_without_weights_wants_a_refit_first() -> None:
-    made, loads = engine(sleep_level=2)
+    made, loads = engine("nccl", sleep_level=2)
     made.sleep()
     with pytest.raises(RequestError, match="refit it first"):
         made.submit("client", [GenerationRequest("r", [1], 1, 1.0, 1.0, 0)])
-    made.update_weights(Transfer("nccl", MANIFEST, 64), 1)  # loading wakes it
+    made.update_weights(Transfer(MANIFEST, 64), 1)  # loading wakes it
     made.submit("client", [GenerationRequest("r", [1], 1, 1.0, 1.0, 0)])
     assert loads.said == ["sleep 2", "start"]
 
@@ -137,9 +138,9 @@ def test_an_engine_that_was_not_built_to_sleep_says_so() -> None:
 
 
 def test_the_ipc_buffer_holds_the_largest_weight_and_is_no_larger_than_all() -> None:
-    assert Transfer("ipc", MANIFEST, 1).ipc_bytes == 6 * 4
-    assert Transfer("ipc", MANIFEST, 32).ipc_bytes == 32
-    assert Transfer("ipc", MANIFEST, 2**30).ipc_bytes == 15 * 4
+    assert buffer_bytes(Transfer(MANIFEST, 1)) == 6 * 4
+    assert buffer_bytes(Transfer(MANIFEST, 32)) == 32
+    assert buffer_bytes(Transfer(MANIFEST, 2**30)) == 15 * 4
 
 
 ANY_WEIGHTS = st.builds(
@@ -167,7 +168,7 @@ def test_pieces_are_read_as_the_weights_that_were_laid_down(weights: dict[str, t
 @pytest.mark.filterwarnings("ignore:Tensor .* which exceeds buffer_size_bytes:UserWarning")  # vLLM's
 @given(ANY_WEIGHTS, st.integers(1, 600))
 def test_a_broadcast_s_pieces_are_those_of_vllm(weights: dict[str, torch.Tensor], limit: int) -> None:
-    buffer = torch.empty(Transfer("nccl", Manifest.of(weights.items()), limit).broadcast_bytes, dtype=torch.uint8)
+    buffer = torch.empty(broadcast_bytes(Transfer(Manifest.of(weights.items()), limit)), dtype=torch.uint8)
     sent = [piece.clone() for piece in broadcast_pieces(iter(weights.items()), buffer, limit)]
     left = iter(weights.items())
     expected = list(iter(lambda: pack_tensors(left, lambda item: item[1], limit), None))

@@ -1,4 +1,4 @@
-"""A refit past Ray's object store, as the policy group sees it: real `Sender`, `Delivery` and `Engine`; vLLM and the GPU have stand-ins."""
+"""A weight sync by ipc, as the policy group sees it: real `WeightSync`, `Delivery` and `Engine`; vLLM and the GPU have stand-ins."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ import ray
 
 from actors.generation.engine_actor import EngineActor, engine_actor_class
 from actors.generation.pool import EnginePool
-from actors.generation.types import EngineDiedError, RefitPlan, UpdateOptions, WeightMismatchError, WeightUpdate
-from actors.refit.direct import Sender
-from actors.refit.handover import Manifest
-from actors.refit.transports import Delivery, Transfer
+from actors.generation.types import EngineDiedError, UpdateOptions, WeightUpdate
+from actors.generation.weight_sync import WeightSync
+from actors.refit.ipc import Delivery
+from actors.refit.manifest import Manifest, WeightMismatchError
+from actors.refit.transport import RefitPlan, Transfer
 from actors.waiting import ActorGoneError, ActorTimeoutError
-from tests.actors.refit.test_transfer import MANIFEST, engine
+from tests.actors.refit.test_receive import MANIFEST, engine
 from tests.patience import WAIT_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_session")]
-NAMESPACE = "test-sender"
+NAMESPACE = "test-weight-sync"
 TIMEOUT_S = 60.0
 
 
@@ -45,15 +46,16 @@ class StandInEngine(EngineActor):
 class StandInWorker:
     """Sends names without tensors."""
 
-    def __init__(self, manifest: Manifest, does: str) -> None:
-        self._manifest, self._does = manifest, does
+    def __init__(self, manifest: Manifest, does: str, timeout_s: float) -> None:
+        self._manifest, self._does, self._timeout_s = manifest, does, timeout_s
 
     def call(self, method: str) -> Manifest:
         assert method == "manifest"
         return self._manifest
 
-    def send_weights(self, transfer: Transfer, namespace: str, engines: list[str], timeout_s: float) -> None:
-        delivery = Delivery(namespace, engines, transfer, timeout_s)
+    def transport(self, method: str, transfer: Transfer, namespace: str, engines: list[str]) -> None:
+        assert method == "send"
+        delivery = Delivery(namespace, engines, transfer, self._timeout_s)
         delivery({"names": list(self._manifest.names[:1])})
         if self._does == "fail":
             delivery.abandon("the policy could not send its weights: out of memory")
@@ -77,12 +79,12 @@ class Parts:
 
     def sender(
         self, engines: list[str], does: str = "", manifest: Manifest = MANIFEST, recover: bool = False, timeout_s: float = TIMEOUT_S
-    ) -> Sender:
-        worker = ray.remote(num_cpus=0)(StandInWorker).remote(manifest, does)
+    ) -> WeightSync:
+        worker = ray.remote(num_cpus=0)(StandInWorker).remote(manifest, does, timeout_s)
         self.handles["policy-worker-0"] = worker
         ray.get([handle.__ray_ready__.remote() for handle in self.handles.values()], timeout=WAIT_S)
         pool = EnginePool(NAMESPACE, engines, timeout_s=timeout_s, recover=recover)
-        return Sender(RefitPlan("ipc"), {"policy-worker-0": worker}, pool, timeout_s)
+        return WeightSync(RefitPlan("ipc"), {"policy-worker-0": worker}, pool, timeout_s)
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from actors.refit import transports
-from actors.refit.transports import NotDeliveredError
+from actors.refit import ipc
+from actors.refit.transport import NotDeliveredError
 
 
 def one_of_two(rank: int, file: str) -> str:
@@ -22,7 +22,7 @@ def one_of_two(rank: int, file: str) -> str:
 
     try:
         for work in (lambda: did.append("delivered"), refuse):
-            transports._together(work, torch.device("cpu"))
+            ipc._together(work, torch.device("cpu"))
     except (KeyError, NotDeliveredError) as error:
         did.append(type(error).__name__)
     torch.distributed.destroy_process_group()

@@ -1,8 +1,4 @@
-"""Weights on their way into an engine: checked against the checkpoint first, then handed over without a file.
-
-    {name: tensor} ── checked ──► in_process: the same tensors          ──► vLLM loads
-                          └─────► async: SharedWeights (memory file) ──► engine core maps it, vLLM loads
-    Manifest ── check ──► what a policy on GPUs will send (senders.py) ──► vLLM's own transfer engines
+"""Which weights an update consists of: names, dtypes and shapes; and the check that they are all the weights of the engine's model.
 
 Names are those of the Hugging Face checkpoint that the engine was started from. Does not import vLLM.
 """
@@ -10,7 +6,6 @@ Names are those of the Hugging Face checkpoint that the engine was started from.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -20,16 +15,17 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from actors.generation.types import WeightMismatchError
-
-_ALIGNMENT = 64  # bytes; a view of any dtype starts at a multiple of its item size
 _LM_HEAD = "lm_head.weight"
 _DERIVED_SUFFIX = "rotary_emb.inv_freq"  # old Llama checkpoints store it; it is computed, not trained
 
 
+class WeightMismatchError(ValueError):
+    """The weights of an update do not fit the model. The message names the tensor; the engine keeps the weights it had."""
+
+
 @dataclass(frozen=True)
 class Manifest:
-    """What a policy sends: Hugging Face names, dtypes and shapes, in this order."""
+    """Names, dtypes and shapes of the weights that a policy sends, in their order."""
 
     names: tuple[str, ...]
     dtypes: tuple[torch.dtype, ...]
@@ -37,23 +33,23 @@ class Manifest:
 
     @classmethod
     def of(cls, weights: Iterable[tuple[str, torch.Tensor]]) -> Manifest:
-        """Of weights that are there. Keeps none of them."""
+        """The manifest of these weights; keeps no tensor."""
         rows = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in weights]
         return cls(tuple(row[0] for row in rows), tuple(row[1] for row in rows), tuple(row[2] for row in rows))
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes of each."""
+        """Bytes of each weight."""
         return [prod(shape) * dtype.itemsize for shape, dtype in zip(self.shapes, self.dtypes, strict=True)]
 
     @property
     def bytes(self) -> int:
-        """Of all together."""
+        """Bytes of all weights."""
         return sum(self.sizes)
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest."""
+        """Bytes of the largest weight."""
         return max(self.sizes)
 
     def info(self) -> dict[str, Any]:
@@ -67,13 +63,17 @@ class Manifest:
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """Names and shapes that a complete set of weights has; `tied`: lm_head is the embedding and need not be sent."""
+    """Names and shapes of a complete set of weights.
+
+    Attributes:
+        tied: whether lm_head is the embedding, and need not be sent.
+    """
 
     shapes: Mapping[str, tuple[int, ...]]
     tied: bool
 
     def checked(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The tensors to load: all of the layout, none besides.
+        """The tensors of the layout, without a tied lm_head.
 
         Raises:
             WeightMismatchError: as `check`.
@@ -82,7 +82,7 @@ class WeightLayout:
         return {name: tensor for name, tensor in weights.items() if name in self.shapes}
 
     def check(self, manifest: Manifest) -> None:
-        """See that these are all weights of the layout. Any floating dtype; vLLM casts to the engine's.
+        """Check that the manifest has every weight of the layout, in any floating dtype: vLLM casts to the engine's.
 
         Raises:
             WeightMismatchError: an unknown or missing name, another shape, or integers.
@@ -117,45 +117,3 @@ def read_layout(model_path: str) -> WeightLayout:
             shapes |= {name: tuple(checkpoint.get_slice(name).get_shape()) for name in checkpoint.keys()}  # noqa: SIM118
     kept = {n: s for n, s in shapes.items() if not n.endswith(_DERIVED_SUFFIX) and not (tied and n == _LM_HEAD)}
     return WeightLayout(shapes=kept, tied=tied)
-
-
-class SharedWeights:
-    """Tensors in an anonymous memory file (memfd) that another process of this host and user can map.
-
-    It has no name in any file system and vanishes with the processes that hold it, however they end.
-    """
-
-    def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Copies the tensors in.
-
-        Raises:
-            OSError: not enough memory.
-        """
-        self._entries: list[tuple[str, str, list[int], int]] = []
-        size = 0
-        for name, tensor in weights.items():
-            self._entries.append((name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), size))
-            size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-        self._fd = os.memfd_create("grpo-flows-weights")
-        os.posix_fallocate(self._fd, 0, size)  # an error here, not a SIGBUS in the copy below
-        self._size, self._path = size, f"/proc/{os.getpid()}/fd/{self._fd}"
-        for name, view in open_shared(self.address()).items():
-            view.copy_(weights[name])
-
-    def address(self) -> dict[str, Any]:
-        """What `open_shared` needs, in plain values. Valid until `close`."""
-        return {"path": self._path, "size": self._size, "entries": self._entries}
-
-    def close(self) -> None:
-        """Drop this process's hold."""
-        os.close(self._fd)
-
-
-def open_shared(address: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Views of the tensors in a `SharedWeights`, of this or another process. The mapping lives as long as a view does."""
-    flat = torch.from_file(address["path"], shared=True, size=address["size"], dtype=torch.uint8)
-    views = {}
-    for name, dtype_name, shape, offset in address["entries"]:
-        dtype = getattr(torch, dtype_name)
-        views[name] = flat[offset : offset + prod(shape) * dtype.itemsize].view(dtype).view(shape)
-    return views

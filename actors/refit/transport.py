@@ -1,0 +1,141 @@
+"""What all transports of weights have in common. One class is one transport, with both its ends:
+
+policy group ──offer──► policy workers ──send──► (memory, GPU, network) ──receive──► engine ──► vLLM's weight transfer engine
+
+Each process has its own instance and uses the methods of its end. A new transport is one file, and its name in transports.py.
+"""
+
+from __future__ import annotations
+
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from actors.refit.manifest import Manifest, WeightLayout
+from actors.waiting import wait_all
+
+TransportName = Literal["host", "ipc", "nccl"]  # host memory; memory of a GPU that policy and engine share; broadcast between GPUs
+Weights = Iterator[tuple[str, torch.Tensor]]  # Hugging Face names and full tensors, on the GPU of the rank that gathered them
+UpdateInfo = dict[str, Any]  # vLLM's update_info of one piece; "names" lists its weights
+
+
+class NotDeliveredError(RuntimeError):
+    """Rank 0 could not deliver the weights. Raised by the other ranks; rank 0 raises the cause."""
+
+
+@dataclass(frozen=True)
+class RefitPlan:
+    """How weights travel from the policy to the engines of a run.
+
+    Attributes:
+        buffer_bytes: size of one piece on its way (ipc, nccl).
+        ranks_per_engine: vLLM workers of one engine (tensor_parallel_size).
+        engine_timeout_s: seconds within which an engine takes the weights, or says why not.
+    """
+
+    transport: TransportName = "host"
+    buffer_bytes: int = 2**30
+    ranks_per_engine: int = 1
+    engine_timeout_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One update on its way, as both ends know it: small and picklable, without the tensors.
+
+    Attributes:
+        buffer_bytes: size of a piece; `Ipc` and `Nccl` say where a piece ends.
+    """
+
+    manifest: Manifest
+    buffer_bytes: int
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Both ends of a transfer, as the policy group sees them.
+
+    Attributes:
+        workers: handles of all policy workers by name, rank 0 first.
+        engines: names of the living engine actors in the Ray namespace.
+    """
+
+    plan: RefitPlan
+    workers: Mapping[str, Any]
+    namespace: str
+    engines: list[str]
+
+
+class Transport(ABC):
+    """Args:
+    timeout_s: longest wait of this end for the other.
+    """
+
+    backend: ClassVar[str]  # vLLM's name for it: WeightTransferConfig.backend
+    engines_may_fail: ClassVar[bool] = False  # whether the others still get their weights when one engine fails
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._manifest: Manifest | None = None
+
+    # ---- the policy's end ----
+
+    @abstractmethod
+    def offer(self, ends: Ends) -> tuple[Any, dict[str, Any]]:
+        """In the policy group: start to send the present weights.
+
+        Returns:
+            What `receive` of each engine gets, and the references of the workers that are sending, by name.
+
+        Raises:
+            ActorGoneError, ActorTimeoutError: a worker or an engine is lost; named.
+        """
+
+    def prepare(self) -> None:  # noqa: B027  (most have nothing to do)
+        """In rank 0 of the policy, at its start: do what would take long in the first update."""
+
+    # ---- the engine's end ----
+
+    @abstractmethod
+    def receive(self, offered: Any, layout: WeightLayout, in_process: bool) -> AbstractContextManager[tuple[Iterable[UpdateInfo], int]]:
+        """In the engine: what vLLM's update_weights gets, piece by piece, valid inside the block; and the bytes of all weights.
+
+        Args:
+            in_process: whether vLLM's worker lives in this process.
+
+        Raises:
+            WeightMismatchError: the weights do not fit the layout; nothing was loaded.
+        """
+
+    def feed(self, transfer_id: str, info: UpdateInfo) -> None:
+        """In the engine: a piece that the policy's end brings by a call of the actor."""
+        raise NotImplementedError(f"{type(self).__name__} sends no pieces by calls")
+
+    def abandon(self, transfer_id: str, reason: str) -> None:
+        """In the engine: the policy cannot send the rest."""
+        raise NotImplementedError(f"{type(self).__name__} sends no pieces by calls")
+
+    @classmethod
+    def vllm_engine(cls) -> type | None:
+        """In a worker of vLLM: the WeightTransferEngine of `backend`; None if vLLM brings it."""
+        return None
+
+    def _transfer(self, ends: Ends) -> Transfer:
+        """A new transfer of the policy's weights, whose manifest is made once."""
+        if self._manifest is None:
+            refs = {name: worker.call.remote("manifest") for name, worker in ends.workers.items()}
+            manifests = wait_all(refs, what="refit: list the weights", timeout_s=self._timeout_s)
+            self._manifest = next(iter(manifests.values()))
+        assert self._manifest is not None
+        return Transfer(self._manifest, ends.plan.buffer_bytes)
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bytes: uint8, [nbytes]."""
+    return tensor.contiguous().view(torch.uint8).view(-1)
