@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,10 +19,7 @@ from prefect.workers.process import ProcessWorker
 import flows.grpo_session
 import flows.session
 import flows.sft_session
-import tasks.launch
-from actors.data_plane import transfer_queue as queue
 from actors.waiting import find, wait
-from configs.run import DataPlaneConfig
 from flows.grpo import grpo
 from flows.service.parts import Record
 from flows.service.server import prefect_server
@@ -118,21 +113,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def shared_queue(ray_session: None) -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """Runs of one recipe inside its block use one data plane, one after the other: each step clears its keys. A start takes ten seconds."""
-    address = queue.start("e2e-data-plane", DataPlaneConfig())
-
-    @contextmanager
-    def use() -> Iterator[None]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tasks.launch, "queue", SimpleNamespace(start=lambda *_: address, stop=lambda _: None))
-            yield
-
-    yield use
-    queue.stop(address)
-
-
-@pytest.fixture(scope="session")
 def run_recorded(server: str, ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     """Runs a flow on a recipe with overrides, in this process."""
 
@@ -152,14 +132,9 @@ def run_recorded(server: str, ray_session: None, tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture(scope="session")
-def run_flow(run_recorded: Callable[..., Run], shared_queue: Callable[[], AbstractContextManager[None]]) -> Callable[..., Run]:
+def run_flow(run_recorded: Callable[..., Run]) -> Callable[..., Run]:
     """Runs GRPO on the short recipe with more overrides."""
-
-    def run(*overrides: str) -> Run:
-        with shared_queue():
-            return run_recorded(grpo, "arithmetic-cpu", *SHORT, *overrides)
-
-    return run
+    return lambda *overrides: run_recorded(grpo, "arithmetic-cpu", *SHORT, *overrides)
 
 
 @pytest.fixture(scope="session")

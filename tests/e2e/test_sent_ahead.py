@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +18,13 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
+import tasks.launch
+from actors.data_plane import transfer_queue as queue
 from actors.data_plane.interface import DataPlaneGoneError
 from actors.generation.types import WeightUpdate
 from actors.policy.executors import Request
 from benchmarks.control_plane_flow import StubCollector, StubEngine, StubPolicyGroup, StubWorker, stubbed
+from configs.run import DataPlaneConfig
 from flows.grpo import grpo
 from tasks.reporting.metrics import by_step, read
 from tasks.reporting.summary import Summary
@@ -94,13 +97,22 @@ def run_with(actors: dict[str, Any], output: Path) -> None:
         grpo.fn("arithmetic-cpu", overrides)
 
 
+@pytest.fixture(scope="module")
+def shared_queue(ray_session: None) -> Iterator[None]:
+    """The runs of this module use one data plane, one after the other: their steps write no rows. A start takes ten seconds."""
+    address = queue.start("sent-ahead-data-plane", DataPlaneConfig())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks.launch, "queue", SimpleNamespace(start=lambda *_: address, stop=lambda _: None))
+        yield
+    queue.stop(address)
+
+
 @pytest.fixture
-def run(server: str, shared_queue: Callable[[], AbstractContextManager[None]], tmp_path: Path) -> Callable[..., str]:
+def run(server: str, shared_queue: None, tmp_path: Path) -> Callable[..., str]:
     """Runs the flow over actors, to its end; returns its flow run's id."""
 
     def go(**actors: Any) -> str:
-        with shared_queue():
-            state = run_with(actors, tmp_path, return_state=True)
+        state = run_with(actors, tmp_path, return_state=True)
         return str(state.state_details.flow_run_id)
 
     return go
