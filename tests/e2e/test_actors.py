@@ -71,7 +71,7 @@ def step(running: Running, number: int) -> tuple[Claim, KVBatchMeta, dict[str, f
     running.call(names.POLICY, "logprob", batch, "policy_logprobs")
     running.call(names.POLICY, "logprob", batch, "reference_logprobs", True)
     batch = batch.with_fields("policy_logprobs", "reference_logprobs")
-    batch = advantage.fn(running.actors.address, number, batch, True, None, 30.0).meta
+    batch = advantage.fn(running.actors.address, number, batch, running.config.policy.loss, None, 30.0).meta
     return claim, batch, running.call(names.POLICY, "train", batch, "grpo")
 
 
