@@ -51,6 +51,7 @@ def improve_policy(run: GrpoSession, stage: GrpoStep) -> None:
     batch = stage.wait_for_rollout()
     batch = stage.submit_logprob(batch)
     batch = stage.submit_ref_logprob(batch)
+    stage.show_samples()
     batch = stage.wait_for_advantage(batch)
     stage.submit_train(batch)
     stage.submit_refit()

@@ -47,6 +47,8 @@ class GrpoStep(Step):
         self._config = run.config
         self.objective = run.config.policy.loss.objective
         self._uids: tuple[str, ...] = ()  # of the groups that the step has taken
+        self._samples: Sequence[Sample] = ()
+        self._slowest: Sequence[SlowSample] = ()
 
     def submit_rollout(self) -> None:
         """Take the step's groups from the ledger: as they are answered, or of those that were answered during earlier steps."""
@@ -64,9 +66,13 @@ class GrpoStep(Step):
         seconds = now - self._run.announced_at
         self._run.seconds["rollout"] += seconds
         self.metrics |= result.metrics | {"time/rollout": seconds, "idle/trainer_s": now - waited}
-        self._run.show_samples(self.number, "train", result.samples, result.slowest)
+        self._samples, self._slowest = result.samples, result.slowest
         meta: KVBatchMeta = result.meta
         return meta
+
+    def show_samples(self) -> None:
+        """What the model said, for the person who follows the run."""
+        self._run.show_samples(self.number, "train", self._samples, self._slowest)
 
     def submit_logprob(self, batch: KVBatchMeta) -> KVBatchMeta:
         """The policy's own log-probabilities of the samples (the `old` of the ratio); `train` comes after them."""

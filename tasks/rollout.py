@@ -101,8 +101,8 @@ def staleness(ages: Sequence[int], meta: KVBatchMeta) -> dict[str, float]:
 
 
 def _taken(namespace: str, groups: int, rules: AsyncConfig, replaces: bool) -> Rollout:
-    claims = [_wait_for(namespace, groups, rules)]
-    dropped = 0
+    taken, metrics = _wait_for(namespace, groups, rules)
+    claims, dropped = [taken], 0
     while replaces and len(claims) < rules.most_claims_per_step:
         dead = sorted({claims[-1].meta.tags[rows[0]]["prompt_uid"] for rows in zero_variance(claims[-1].meta)})
         if not dead:
@@ -110,21 +110,25 @@ def _taken(namespace: str, groups: int, rules: AsyncConfig, replaces: bool) -> R
         ask(namespace, names.LEDGER, _ANSWER_S, LedgerActor.drop, dead, "zero_variance")
         get_run_logger().info("%d of %d groups have no reward variance; taking others", len(dead), len(claims[-1].uids))
         claims[-1] = _without(claims[-1], dead)
-        claims.append(_wait_for(namespace, len(dead), rules))
+        taken, metrics = _wait_for(namespace, len(dead), rules)
+        claims.append(taken)
         dropped += len(dead)
     meta = KVBatchMeta.concat([taken.meta for taken in claims])
     report = ask(namespace, names.COLLECTOR, _ANSWER_S, Collector.report)
-    metrics = ask(namespace, names.LEDGER, _ANSWER_S, LedgerActor.metrics) | report.metrics | {"groups/replaced": float(dropped)}
     return Rollout(
         meta=meta,
         uids=tuple(uid for taken in claims for uid in taken.uids),
         samples=report.samples,
         slowest=report.slowest,
-        metrics=metrics | staleness([age for taken in claims for age in taken.ages], meta),
+        metrics=metrics
+        | report.metrics
+        | {"groups/replaced": float(dropped)}
+        | staleness([age for taken in claims for age in taken.ages], meta),
     )
 
 
-def _wait_for(namespace: str, groups: int, rules: AsyncConfig) -> Claim:
+def _wait_for(namespace: str, groups: int, rules: AsyncConfig) -> tuple[Claim, dict[str, float]]:
+    """The groups, and the ledger's metrics."""
     wait_s = rules.stall_report_every_s
     while True:
         reply = ask(namespace, names.LEDGER, wait_s + _ANSWER_S, LedgerActor.claim, groups, wait_s)
@@ -132,7 +136,7 @@ def _wait_for(namespace: str, groups: int, rules: AsyncConfig) -> Claim:
             get_run_logger().warning(line)
             events.stalled(line)
         if reply.claim is not None:
-            return reply.claim
+            return reply.claim, reply.metrics
 
 
 def _without(taken: Claim, uids: Sequence[str]) -> Claim:

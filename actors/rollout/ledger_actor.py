@@ -47,10 +47,12 @@ class ClaimReply:
     Attributes:
         claim: the groups; None when the wait ended without enough of them, and the caller may ask again.
         log: lines for the run's log, one for each `stall_report_every_s` of the wait.
+        metrics: as `LedgerActor.metrics`, at the end of the wait.
     """
 
     claim: Claim | None
     log: tuple[str, ...]
+    metrics: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ class LedgerActor:
                     self._wait_ends(now)
                 left = deadline - now
                 if claim is not None or ticket != self._claims or left <= 0:
-                    return ClaimReply(claim, tuple(log))
+                    return ClaimReply(claim, tuple(log), self.metrics())
                 log += self._watch(count, now)
                 self._changed.wait(min(left, _LOOK_AT_WRITER_S, self._next_report - now))
             if time.monotonic() >= next_look:
