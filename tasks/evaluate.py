@@ -20,7 +20,7 @@ from actors.rollout.samples import SLOWEST, Validation
 from actors.rollout.validation import OWN_SET, Validator
 from configs.evaluate import EvaluateConfig
 from tasks.call import RETRIED, STAGE, ask
-from tasks.reporting.jsonl import append, open_lines
+from tasks.reporting.jsonl import LinesWriter
 
 
 @task(name="validate", task_run_name="validate-{step}", **RETRIED)
@@ -57,7 +57,7 @@ def evaluate_model(
         source.on_too_long,
     )
     samples = validator.answers(0)
-    with open_lines(Path(answers)) as file:
+    with LinesWriter(Path(answers)) as file:
         for sample in (one for group in samples for one in group):
-            append(file, sample.model_dump(exclude={"weight_version"}))
+            file.append(sample.model_dump(exclude={"weight_version"}))
     return Validation.of(samples, config.validation, shown=config.logged_samples, slow=SLOWEST)

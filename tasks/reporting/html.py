@@ -20,11 +20,11 @@ from markupsafe import Markup
 from configs.validation import OWN_SET
 from tasks.reporting import text
 from tasks.reporting.charts import Line, line_chart, stacked_bars
-from tasks.reporting.metrics import Row, by_step, read, series
+from tasks.reporting.jsonl import read_lines
+from tasks.reporting.metrics import Row, by_step, series
 from tasks.reporting.rewards import reward_charts, reward_table
 from tasks.reporting.run_dir import RunDirectory
-from tasks.reporting.samples import read_samples
-from tasks.reporting.slowest import failures, outcome, read_slowest, slowest_first
+from tasks.reporting.slowest import failures, outcome, slowest_first
 from tasks.reporting.summary import SetAccuracy, Summary
 from tasks.reporting.validation import Triple, set_tables, with_sets
 from tasks.reporting.views import VIEWS, Chart, View
@@ -63,10 +63,10 @@ def write_report(directory: RunDirectory) -> Path:
     """
     page = render_report(
         Summary.read(directory.summary),
-        read(directory.metrics) if directory.metrics.exists() else [],
-        read_samples(directory.samples) if directory.samples.exists() else [],
+        read_lines(directory.metrics) if directory.metrics.exists() else [],
+        read_lines(directory.samples) if directory.samples.exists() else [],
         directory.config.read_text(encoding="utf-8") if directory.config.exists() else "",
-        read_slowest(directory.slowest) if directory.slowest.exists() else [],
+        read_lines(directory.slowest) if directory.slowest.exists() else [],
     )
     # Lone surrogates, which a broken token may leave in a response, have no UTF-8.
     directory.report.write_text(page, encoding="utf-8", errors="replace")

@@ -14,10 +14,9 @@ from typing import Any
 from configs.validation import OWN_SET
 from tasks.reporting.metrics import Row, by_step
 from tasks.reporting.text import ABSENT, change, estimate, number, score, share, visible
-from tasks.reporting.views import Chart, Series
+from tasks.reporting.views import COLORS, Chart, Series
 
 _ENDS = ("low", "high")
-_COLORS = 7
 Triple = tuple[float, float, float]  # a value, and its interval
 
 
@@ -93,7 +92,7 @@ def _shows_accuracy(chart: Chart) -> bool:
 
 def _with_sets(chart: Chart, others: Sequence[str]) -> Chart:
     own = replace(chart.series[0], label=OWN_SET)
-    more = [Series(visible(name), f"accuracy/{name}", color) for color, name in enumerate(others[: _COLORS - 1], start=2)]
+    more = [Series(visible(name), f"accuracy/{name}", color) for color, name in enumerate(others[: COLORS - 1], start=2)]
     return replace(chart, series=(own, *more))
 
 

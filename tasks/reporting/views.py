@@ -13,6 +13,7 @@ from tasks.reporting.text import interval, number, score, share
 
 FlowName = Literal["grpo", "sft", "evaluate"]
 Format = Callable[[float | None, str], str]
+COLORS = 7  # entries of the palette
 
 
 @dataclass(frozen=True)

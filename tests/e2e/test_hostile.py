@@ -9,8 +9,7 @@ import psutil
 import pytest
 
 from tasks.reporting.jsonl import read_lines
-from tasks.reporting.metrics import by_step, read
-from tasks.reporting.samples import read_samples
+from tasks.reporting.metrics import by_step
 from tests.e2e.conftest import Run
 
 pytestmark = pytest.mark.slow
@@ -29,7 +28,7 @@ def run(run_flow: Callable[..., Run]) -> Run:
 
 
 def test_the_run_finishes_and_counts_what_had_no_reward(run: Run) -> None:
-    rows = by_step(read(run.directory / "metrics.jsonl"))
+    rows = by_step(read_lines(run.directory / "metrics.jsonl"))
     assert run.summary["status"] == "completed"
     steps = [row for row in rows if row["step"] > 0]
     assert len(steps) == 3
@@ -55,7 +54,7 @@ def test_a_person_sees_which_and_why(run: Run) -> None:
     report = (run.directory / "report.html").read_text()
     assert "careless" in report
     assert "<b>no</b>" not in report
-    samples = read_samples(run.directory / "samples.jsonl")
+    samples = read_lines(run.directory / "samples.jsonl")
     assert {sample["outcome"] for sample in samples} >= {"scored"}
     assert json.loads((run.directory / "summary.json").read_text())["sets"]["validation"]["gain"]
 
@@ -67,7 +66,7 @@ def test_no_scoring_process_is_left(run: Run) -> None:
 
 def test_groups_without_a_reward_are_replaced_in_async_mode(run_flow: Callable[..., Run]) -> None:
     run = run_flow(*HOSTILE, "mode=async", "policy.loss.importance_sampling=token", "steps=2", "scoring.on_timed_out=drop_group")
-    rows = by_step(read(run.directory / "metrics.jsonl"))
+    rows = by_step(read_lines(run.directory / "metrics.jsonl"))
     assert run.summary["status"] == "completed"
     assert [row["groups/trained"] for row in rows if "groups/trained" in row] == [4, 4]
     assert max(row.get("replay/failed", 0) for row in rows) > 0
