@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.reporting.metrics import by_step, series
-from tasks.reporting.text import ABSENT, duration, score, share, visible
+from tasks.reporting.text import duration, score, share, visible
 from tasks.reporting.views import COLORS, Chart, Series
 
 _PARTS = ("mean", "timed_out", "failed", "no_opinion")
@@ -88,7 +88,7 @@ def reward_rows(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
             "failed": share(row.failed),
             "no opinion": share(row.no_opinion),
             "dropped": share(row.dropped),
-            "slowest": duration(row.slowest_s, ABSENT),
+            "slowest": duration(row.slowest_s),
         }
         for row in reward_table(by_step(metrics))
     ]

@@ -5,7 +5,6 @@ accuracy/SET, /low, /high, /SOURCE; pass@K/SET; reward/SET; length/SET; truncate
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from typing import Any
 
 from configs.validation import OWN_SET
 from tasks.reporting.metrics import Row, by_step
-from tasks.reporting.text import ABSENT, change, estimate, number, score, share, visible
+from tasks.reporting.text import ABSENT, change, estimate, number, score, share, shown, visible
 from tasks.reporting.views import COLORS, Chart, Series
 
 _ENDS = ("low", "high")
@@ -130,8 +129,8 @@ def _estimate(row: Row, metric: str) -> str:
 
 
 def _more(value: float | None) -> str:
-    return ABSENT if value is None or not math.isfinite(value) else f"{value:+.1f}"
+    return shown(value, "+.1f")
 
 
 def _points(value: float | None) -> str:
-    return ABSENT if value is None or not math.isfinite(value) else f"{value:+.1%}"
+    return shown(value, "+.1%")
