@@ -117,12 +117,13 @@ def main() -> None:
         settings.set_for_process(PREFECT_HOME=f"{home}/prefect", PREFECT_API_URL="", RAY_ADDRESS="", CUDA_VISIBLE_DEVICES="")
         from benchmarks.control_plane_flow import QUICK_STEPS, SHARES, TIMES
         from flows.service.server import prefect_server
-        from tasks.reporting.metrics import by_step, read
+        from tasks.reporting.jsonl import read_lines
+        from tasks.reporting.metrics import by_step
 
         with prefect_server():
             directory = deploy_and_run(Path(home) / "runs")
         starts = json.loads((directory / TIMES).read_text())
-        rows = by_step(read(directory / "metrics.jsonl"))
+        rows = by_step(read_lines(directory / "metrics.jsonl"))
     periods = [1e3 * (after - before) for (before, *_), (after, *_) in itertools.pairwise(starts)]
     compute = 1e3 * (sum(SHARES.values()) + SHARES["logprob"])
     quick = periods[_LEFT_OUT : QUICK_STEPS - 1]

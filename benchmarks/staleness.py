@@ -111,10 +111,11 @@ def watch(name: str, arguments: list[str], output: Path, enough: float | None) -
 
 def curve(directory: Path, name: str) -> dict[int, float]:
     """A metric by step, as far as the run has come."""
-    from tasks.reporting.metrics import by_step, read, series
+    from tasks.reporting.jsonl import read_lines
+    from tasks.reporting.metrics import by_step, series
 
     path = directory / "metrics.jsonl"
-    return dict(series(by_step(read(path)), name)) if path.is_file() else {}
+    return dict(series(by_step(read_lines(path)), name)) if path.is_file() else {}
 
 
 def reached(accuracy: Mapping[Any, float], wanted: float) -> int | None:

@@ -14,7 +14,7 @@ from flows.session import Prepared, Session
 from flows.shards import in_lanes, room
 from tasks.evaluate import Answers, Shard, evaluate_shard
 from tasks.launch import EvaluationActors, launch_engines, planned_engines
-from tasks.reporting.jsonl import append, open_lines
+from tasks.reporting.jsonl import LinesWriter
 from tasks.reporting.samples import Phase, SamplesWriter
 from tasks.reporting.slowest import SlowestWriter
 from tasks.reporting.summary import SetAccuracy
@@ -70,10 +70,10 @@ class EvaluateSession(Session[EvaluateConfig, EvaluationActors]):
         parts.append(answers)
         if len(parts) == shard.parts:
             parts.sort(key=lambda one: one.shard.part)
-            with open_lines(answers_file(self.directory.root, shard.model, shard.name)) as file:
+            with LinesWriter(answers_file(self.directory.root, shard.model, shard.name)) as file:
                 for group in (group for part in parts for group in part.samples):
                     for sample in group:
-                        append(file, sample.model_dump(exclude={"weight_version"}))
+                        file.append(sample.model_dump(exclude={"weight_version"}))
 
     def _conclude(self, label: str) -> None:
         """A model has answered all sets."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from tasks.reporting.text import duration, number, short
 
@@ -126,7 +126,8 @@ def stacked_bars(steps: Sequence[int], stages: Mapping[str, Sequence[float]], co
         for name in stages:
             seconds = heights[name][bar]
             top = base + seconds
-            box = _box(left, width, _y(y.place(top)), _y(y.place(base)))
+            upper, lower = _y(y.place(top)), _y(y.place(base))
+            box = f"M{left:.2f} {lower:.2f}V{upper:.2f}H{left + width:.2f}V{lower:.2f}Z"
             parts.append(Markup('<path class="bar {}" d="{}"><title>{}: {} {}</title></path>').format(
                 colors[name], box, when, name, duration(seconds)
             ))  # fmt: skip
@@ -138,7 +139,7 @@ def stacked_bars(steps: Sequence[int], stages: Mapping[str, Sequence[float]], co
         for tick in ticks
         if steps[rows[0]] <= tick <= steps[rows[-1]]
     ]
-    parts.append(_axis_names("seconds"))
+    parts += [_step_name(), _text(_LEFT - 7, HEIGHT - _BOTTOM + 16, "seconds", "tick", "end")]
     return _svg(title, parts)
 
 
@@ -188,17 +189,12 @@ def _grid(x: Axis | None, y: Axis) -> Markup:
     parts.append(Markup('<path class="base" d="M{} {}H{}"/>').format(_LEFT, HEIGHT - _BOTTOM, WIDTH - _RIGHT))
     if x is not None:
         parts += [_text(_x(x.place(tick)), HEIGHT - _BOTTOM + 16, str(int(tick)), "tick", "middle") for tick in x.ticks]
-        parts.append(_axis_names(None))
+        parts.append(_step_name())
     return Markup("").join(parts)
 
 
-def _axis_names(value: str | None) -> Markup:
-    name = _text((_LEFT + WIDTH - _RIGHT) / 2, HEIGHT - 3, "step", "tick", "middle")
-    return name if value is None else name + _text(_LEFT - 7, HEIGHT - _BOTTOM + 16, value, "tick", "end")
-
-
-def _box(left: float, width: float, top: float, bottom: float) -> str:
-    return f"M{left:.2f} {bottom:.2f}V{top:.2f}H{left + width:.2f}V{bottom:.2f}Z"
+def _step_name() -> Markup:
+    return _text((_LEFT + WIDTH - _RIGHT) / 2, HEIGHT - 3, "step", "tick", "middle")
 
 
 def _x(place: float) -> float:
@@ -214,7 +210,7 @@ def _text(across: float, down: float, text: str, kind: str, anchor: str) -> Mark
 
 
 def _svg(title: str, parts: Sequence[Markup]) -> Markup:
-    head = Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}">').format(WIDTH, HEIGHT, escape(title))
+    head = Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}">').format(WIDTH, HEIGHT, title)
     return head + Markup("").join(parts) + Markup("</svg>")
 
 

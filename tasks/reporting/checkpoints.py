@@ -11,7 +11,6 @@ checkpoints/
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 from tasks.reporting.run_dir import point
@@ -43,12 +42,7 @@ class Checkpoints:
             self.best = (step, loss)
             point(self._root / "best", self.path(step))
         point(self._root / "latest", self.path(step))
-        kept = kept_steps(self._steps, self.best[0], self._keep)
+        kept = sorted({*sorted(self._steps)[-self._keep :], self.best[0]})
         for gone in set(self._steps) - set(kept):
             shutil.rmtree(self.path(gone))
         self._steps = kept
-
-
-def kept_steps(steps: Sequence[int], best: int, keep: int) -> list[int]:
-    """The steps whose checkpoints stay, rising."""
-    return sorted({*sorted(steps)[-keep:], best})

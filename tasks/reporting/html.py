@@ -20,13 +20,13 @@ from markupsafe import Markup
 from configs.validation import OWN_SET
 from tasks.reporting import text
 from tasks.reporting.charts import Line, line_chart, stacked_bars
-from tasks.reporting.metrics import Row, by_step, read, series
+from tasks.reporting.jsonl import read_lines
+from tasks.reporting.metrics import Row, by_step, series
 from tasks.reporting.rewards import reward_charts, reward_table
 from tasks.reporting.run_dir import RunDirectory
-from tasks.reporting.samples import read_samples
-from tasks.reporting.slowest import failures, outcome, read_slowest, slowest_first
+from tasks.reporting.slowest import failures, outcome, slowest_first
 from tasks.reporting.summary import SetAccuracy, Summary
-from tasks.reporting.validation import Triple, set_tables, with_sets
+from tasks.reporting.validation import set_tables, with_sets
 from tasks.reporting.views import VIEWS, Chart, View
 
 _TEMPLATE = "report.html.j2"
@@ -63,10 +63,10 @@ def write_report(directory: RunDirectory) -> Path:
     """
     page = render_report(
         Summary.read(directory.summary),
-        read(directory.metrics) if directory.metrics.exists() else [],
-        read_samples(directory.samples) if directory.samples.exists() else [],
+        read_lines(directory.metrics) if directory.metrics.exists() else [],
+        read_lines(directory.samples) if directory.samples.exists() else [],
         directory.config.read_text(encoding="utf-8") if directory.config.exists() else "",
-        read_slowest(directory.slowest) if directory.slowest.exists() else [],
+        read_lines(directory.slowest) if directory.slowest.exists() else [],
     )
     # Lone surrogates, which a broken token may leave in a response, have no UTF-8.
     directory.report.write_text(page, encoding="utf-8", errors="replace")
@@ -130,8 +130,8 @@ def _tiles(summary: Summary) -> list[Tile]:
     if summary.flow == "evaluate":
         of = "of the model" if summary.accuracy_before is None else "baseline → model"
         return [
-            Tile(score(summary.accuracy_after), f"accuracy, {of}{_intervals(summary)}", score(summary.accuracy_before, "") or None),
-            Tile(score(summary.reward_after), f"reward, {of}", score(summary.reward_before, "") or None),
+            Tile(score(summary.accuracy_after), f"accuracy, {of}{_intervals(summary)}", _before(summary.accuracy_before)),
+            Tile(score(summary.reward_after), f"reward, {of}", _before(summary.reward_before)),
             Tile(text.duration(summary.seconds), "wall clock"),
         ]
     if summary.flow == "sft":
@@ -165,14 +165,14 @@ def _tiles(summary: Summary) -> list[Tile]:
     ]
 
 
+def _before(value: float | None) -> str | None:
+    return None if value is None else text.score(value)
+
+
 def _intervals(summary: Summary) -> str:
     own = summary.sets.get(OWN_SET, SetAccuracy())
-    shown = [_interval(one) for one in (own.before, own.after) if one]
+    shown = [text.interval(one[1], one[2]) for one in (own.before, own.after) if one]
     return f" ·{' →'.join(shown)}" if shown else ""
-
-
-def _interval(one: Triple) -> str:
-    return text.interval(one[1], one[2])
 
 
 def _set_headings(summary: Summary) -> tuple[str, str]:

@@ -5,35 +5,30 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
-
-
-def open_lines(path: Path) -> IO[str]:
-    """Open for appending. A lone surrogate (a broken byte from a tokenizer) is written as its JSON escape."""
-    return path.open("a", encoding="utf-8", errors="backslashreplace", newline="\n")
-
-
-def append(file: IO[str], row: dict[str, Any]) -> None:
-    """One line, flushed.
-
-    Raises:
-        ValueError: NaN or infinity, which JSON does not have.
-    """
-    file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
-    file.flush()
+from typing import Any, Self
 
 
 class LinesWriter:
-    """A file of JSON lines that is open for as long as a run writes it. A context manager."""
+    """A file of JSON lines, open while a run writes it. A context manager."""
 
     def __init__(self, path: Path) -> None:
-        self._file = open_lines(path)
+        # backslashreplace: a lone surrogate (a broken byte from a tokenizer) is written as its JSON escape.
+        self._file = path.open("a", encoding="utf-8", errors="backslashreplace", newline="\n")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def append(self, row: dict[str, Any]) -> None:
+        """One line, flushed.
+
+        Raises:
+            ValueError: NaN or infinity, which JSON does not have.
+        """
+        self._file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+        self._file.flush()
 
     def close(self) -> None:
         """Close the file. Idempotent."""

@@ -12,16 +12,13 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary as ScalarSummary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from tasks.reporting.jsonl import append, open_lines, read_lines
+from tasks.reporting.jsonl import LinesWriter
 from tasks.reporting.run_dir import RunDirectory
 
 _log = logging.getLogger(__name__)
@@ -29,7 +26,7 @@ _log = logging.getLogger(__name__)
 Row = dict[str, Any]
 
 
-class MetricsWriter:
+class MetricsWriter(LinesWriter):
     """Appends the metrics of a run. Use as a context manager.
 
     Attributes:
@@ -37,23 +34,14 @@ class MetricsWriter:
     """
 
     def __init__(self, directory: RunDirectory) -> None:
+        super().__init__(directory.metrics)
         self.warnings: list[str] = []
-        self._stack = ExitStack()
-        with self._stack:
-            self._file = self._stack.enter_context(open_lines(directory.metrics))
-            self._events = EventFileWriter(str(directory.tensorboard))
-            self._stack.callback(self._events.close)
-            self._stack = self._stack.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        self._events = EventFileWriter(str(directory.tensorboard))
 
     def close(self) -> None:
         """Flush and close both files. Idempotent."""
-        self._stack.close()
+        super().close()
+        self._events.close()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """One line, on disk when the call returns: the step, then the metrics in alphabetical order.
@@ -67,7 +55,7 @@ class MetricsWriter:
         if "step" in metrics:
             raise ValueError("no metric may be called 'step': that is the key of the line's step")
         values = {name: self._finite(step, name, metrics[name]) for name in sorted(metrics)}
-        append(self._file, {"step": step, **values})
+        self.append({"step": step, **values})
         scalars = [ScalarSummary.Value(tag=name, simple_value=value) for name, value in values.items() if value is not None]
         self._events.add_event(Event(wall_time=time.time(), step=step, summary=ScalarSummary(value=scalars)))
         self._events.flush()
@@ -82,15 +70,6 @@ class MetricsWriter:
         self.warnings.append(f"step {step}: {name} is {number}")
         _log.warning("step %d: metric %s is %s: written as null", step, name, number)
         return None
-
-
-def read(path: Path) -> list[Row]:
-    """The lines of a metrics.jsonl as they were written.
-
-    Raises:
-        ValueError, FileNotFoundError: see `jsonl.read_lines`.
-    """
-    return read_lines(path)
 
 
 def by_step(rows: Sequence[Mapping[str, Any]]) -> list[Row]:

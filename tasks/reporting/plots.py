@@ -13,7 +13,7 @@ from markupsafe import Markup
 from tasks.reporting.charts import HEIGHT, WIDTH, Line, line_chart
 from tasks.reporting.metrics import Row, by_step, series
 from tasks.reporting.slowest import outcome
-from tasks.reporting.text import ABSENT, score, visible
+from tasks.reporting.text import score, visible
 from tasks.reporting.validation import with_sets
 from tasks.reporting.views import Chart, View
 
@@ -54,7 +54,7 @@ def step_rows(metrics: Sequence[Mapping[str, Any]], view: View, last: int = 10) 
     """The last steps as table rows, newest first. Values that a step does not have are dashes."""
     rows = by_step(metrics)[-last:]
     columns = [column for column in view.table if not column.rare or any(column.has(row) for row in rows)]
-    return [{"step": str(row["step"]), **{column.heading: column.show(row, ABSENT) for column in columns}} for row in reversed(rows)]
+    return [{"step": str(row["step"]), **{column.heading: column.show(row) for column in columns}} for row in reversed(rows)]
 
 
 def sample_rows(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.reporting.metrics import by_step, series
-from tasks.reporting.text import ABSENT, duration, score, share, visible
-from tasks.reporting.views import Chart, Series
+from tasks.reporting.text import duration, score, share, visible
+from tasks.reporting.views import COLORS, Chart, Series
 
 _PARTS = ("mean", "timed_out", "failed", "no_opinion")
-_COLORS = 7
 ALL = "all responses"
 
 
@@ -57,8 +56,8 @@ def reward_table(rows: Sequence[Mapping[str, Any]]) -> list[RewardRow]:
     for name in reward_names(rows):
         means = [value for _, value in series(rows, f"rewards/{name}/mean")]
         fractions = {part: _mean(rows, f"rewards/{name}/{part}") for part in _PARTS[1:]}
-        ends = (means[0], means[-1], math.fsum(means) / len(means)) if means else (None, None, None)
-        table.append(RewardRow(name, *ends, **fractions))
+        first, last = (means[0], means[-1]) if means else (None, None)
+        table.append(RewardRow(name, first, last, _mean(rows, f"rewards/{name}/mean"), **fractions))
     slowest = max((value for _, value in series(rows, "scoring/slowest_s")), default=None)
     fractions = {part: _mean(rows, f"scoring/{part}") for part in ("timed_out", "failed", "dropped")}
     if slowest is not None or any(value is not None for value in fractions.values()):
@@ -69,7 +68,7 @@ def reward_table(rows: Sequence[Mapping[str, Any]]) -> list[RewardRow]:
 def reward_charts(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """Means over steps, of the first rewards when there are more than colours; and what was not scored, if anything was not."""
     names = [name for name in reward_names(rows) if series(rows, f"rewards/{name}/mean")]
-    lines = tuple(Series(visible(name), f"rewards/{name}/mean", color) for color, name in enumerate(names[:_COLORS], start=1))
+    lines = tuple(Series(visible(name), f"rewards/{name}/mean", color) for color, name in enumerate(names[:COLORS], start=1))
     charts = [Chart("Rewards", "raw values, mean of the batch", lines, bounds=(0.0, 0.0))] if lines else []
     parts = (("timed out", "scoring/timed_out", 2), ("failed", "scoring/failed", 4), ("dropped", "scoring/dropped", 1))
     if any(value for _, metric, _ in parts for _, value in series(rows, metric)):
@@ -89,7 +88,7 @@ def reward_rows(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
             "failed": share(row.failed),
             "no opinion": share(row.no_opinion),
             "dropped": share(row.dropped),
-            "slowest": duration(row.slowest_s, ABSENT),
+            "slowest": duration(row.slowest_s),
         }
         for row in reward_table(by_step(metrics))
     ]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from tasks.reporting.jsonl import LinesWriter, append, read_lines
+from tasks.reporting.jsonl import LinesWriter
 from tasks.reporting.run_dir import RunDirectory
 
 # before, validation, after: greedy answers to held-out prompts; train: what the policy learnt from.
@@ -56,7 +55,7 @@ class SamplesWriter(LinesWriter):
     def write(self, step: int, phase: Phase, samples: Iterable[Sample]) -> None:
         """One line per sample, on disk when the call returns. A reward that is not finite is written as null."""
         for sample in samples:
-            append(self._file, as_row(step, phase, sample))
+            self.append(as_row(step, phase, sample))
 
 
 def as_row(step: int, phase: Phase, sample: Sample) -> dict[str, Any]:
@@ -82,12 +81,3 @@ def as_row(step: int, phase: Phase, sample: Sample) -> dict[str, Any]:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def read_samples(path: Path) -> list[dict[str, Any]]:
-    """The lines of a samples.jsonl as they were written.
-
-    Raises:
-        ValueError, FileNotFoundError: see `jsonl.read_lines`.
-    """
-    return read_lines(path)

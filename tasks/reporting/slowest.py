@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
-from tasks.reporting.jsonl import LinesWriter, append, read_lines
+from tasks.reporting.jsonl import LinesWriter
 from tasks.reporting.run_dir import RunDirectory
 from tasks.reporting.samples import Phase
 from tasks.reporting.text import duration, visible
@@ -44,7 +43,7 @@ class SlowestWriter(LinesWriter):
     def write(self, step: int, phase: Phase, slowest: Iterable[SlowSample]) -> None:
         """One line each, on disk when the call returns. Seconds that are not finite are written as 0."""
         for one in slowest:
-            append(self._file, slow_row(step, phase, one))
+            self.append(slow_row(step, phase, one))
 
 
 def slow_row(step: int, phase: Phase, one: SlowSample) -> dict[str, Any]:
@@ -59,15 +58,6 @@ def slow_row(step: int, phase: Phase, one: SlowSample) -> dict[str, Any]:
         "outcome": one.outcome,
         "error": one.error,
     }
-
-
-def read_slowest(path: Path) -> list[dict[str, Any]]:
-    """The lines of a slowest.jsonl as they were written.
-
-    Raises:
-        ValueError, FileNotFoundError: see `jsonl.read_lines`.
-    """
-    return read_lines(path)
 
 
 def slowest_first(rows: Sequence[dict[str, Any]], count: int = _SHOWN) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from configs.validation import OWN_SET
 from tasks.reporting.run_dir import RunDirectory
-from tasks.reporting.text import PLAIN_ABSENT, change, duration, estimate, number, score, share, visible
+from tasks.reporting.text import ABSENT, ascii_absent, change, duration, estimate, number, score, share, visible
 from tasks.reporting.validation import Triple
 from tasks.reporting.views import VIEWS, FlowName
 
@@ -129,9 +129,9 @@ class Summary(BaseModel):
 def render_summary_text(summary: Summary) -> str:
     """Three to eight lines, ASCII but for names and error, without a newline at the end."""
     steps = "1 step" if summary.steps == 1 else f"{summary.steps} steps"
-    rows = _ROWS[summary.flow](summary)
+    rows = [(label, ascii_absent(value)) for label, value in _ROWS[summary.flow](summary)]
     if summary.flow != "evaluate":
-        rows.insert(2, ("tokens", f"{summary.tokens:,} ({number(summary.tokens_per_s, PLAIN_ABSENT)} per second)"))
+        rows.insert(2, ("tokens", f"{summary.tokens:,} ({ascii_absent(number(summary.tokens_per_s))} per second)"))
     slowest = sorted(summary.seconds_per_stage.items(), key=lambda item: (-item[1], item[0]))[:_SHOWN_STAGES]
     if slowest:
         rows.append(("time", ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in slowest)))
@@ -145,8 +145,8 @@ def render_summary_text(summary: Summary) -> str:
 def _grpo_rows(summary: Summary) -> list[tuple[str, str]]:
     return [
         ("accuracy", _accuracy(summary)),
-        ("reward", f"{_plain(summary.reward_before)} -> {_plain(summary.reward_after)}"),
-        ("logprob error", f"{number(summary.mean_logprob_error, PLAIN_ABSENT)} (mean of |generation - training|)"),
+        ("reward", f"{score(summary.reward_before)} -> {score(summary.reward_after)}"),
+        ("logprob error", f"{number(summary.mean_logprob_error)} (mean of |generation - training|)"),
         *_set_rows(summary),
         *_not_scored(summary),
     ]
@@ -154,19 +154,19 @@ def _grpo_rows(summary: Summary) -> list[tuple[str, str]]:
 
 def _sft_rows(summary: Summary) -> list[tuple[str, str]]:
     before, after, best = (
-        number(loss, PLAIN_ABSENT) for loss in (summary.validation_loss_before, summary.validation_loss_after, summary.validation_loss_best)
+        number(loss) for loss in (summary.validation_loss_before, summary.validation_loss_after, summary.validation_loss_best)
     )
     return [
-        ("valid. loss", f"{before} -> {after} (best checkpoint: {best}, step {summary.best_step or PLAIN_ABSENT})"),
-        ("stopped by", (summary.stopped_because or PLAIN_ABSENT).replace("_", " ")),
-        ("compute", f"{number(summary.mean_tflops_per_worker, PLAIN_ABSENT)} TFLOP/s per worker"),
+        ("valid. loss", f"{before} -> {after} (best checkpoint: {best}, step {summary.best_step or ABSENT})"),
+        ("stopped by", (summary.stopped_because or ABSENT).replace("_", " ")),
+        ("compute", f"{number(summary.mean_tflops_per_worker)} TFLOP/s per worker"),
     ]
 
 
 def _evaluate_rows(summary: Summary) -> list[tuple[str, str]]:
-    reward = _plain(summary.reward_after)
+    reward = score(summary.reward_after)
     if summary.reward_before is not None:
-        reward = f"{_plain(summary.reward_before)} -> {reward}"
+        reward = f"{score(summary.reward_before)} -> {reward}"
     return [("accuracy", _accuracy(summary)), ("reward", reward), *_set_rows(summary)]
 
 
@@ -176,14 +176,14 @@ def _accuracy(summary: Summary) -> str:
     after = own.after or (summary.accuracy_after, None, None)
     alone = summary.flow == "evaluate" and before[0] is None
     gained = f" ({change(*own.gain)})" if own.gain else ""
-    return (_estimate(after) if alone else f"{_estimate(before)} -> {_estimate(after)}") + gained
+    return (estimate(*after) if alone else f"{estimate(*before)} -> {estimate(*after)}") + gained
 
 
 def _set_rows(summary: Summary) -> list[tuple[str, str]]:
     rows = []
     for name, one in summary.sets.items():
         if name != OWN_SET:
-            there = [_estimate(triple) for triple in (one.before, one.after) if triple]
+            there = [estimate(*triple) for triple in (one.before, one.after) if triple]
             rows.append((name, " -> ".join(there) + (f" ({change(*one.gain)})" if one.gain else "")))
     return rows
 
@@ -198,11 +198,3 @@ _ROWS: Mapping[FlowName, Callable[[Summary], list[tuple[str, str]]]] = {
     "sft": _sft_rows,
     "evaluate": _evaluate_rows,
 }
-
-
-def _estimate(triple: tuple[float | None, float | None, float | None]) -> str:
-    return estimate(*triple, PLAIN_ABSENT)
-
-
-def _plain(value: float | None) -> str:
-    return score(value, PLAIN_ABSENT)

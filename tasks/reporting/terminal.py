@@ -23,7 +23,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from tasks.reporting.text import PLAIN_ABSENT, clock, duration, number
+from tasks.reporting.text import ascii_absent, clock, duration, number
 from tasks.reporting.views import Column
 
 _SHORTEST_BAR, _LONGEST_BAR = 6, 30
@@ -144,17 +144,15 @@ class Progress:
         return _one_line(Text(head), self._bar, Text(tail))
 
     def _values(self, metrics: Mapping[str, float], gap: str = "  ") -> str:
-        shown = [f"{one.heading} {one.show(metrics, PLAIN_ABSENT)}" for one in self._columns if one.has(metrics)]
+        shown = [f"{one.heading} {one.show(metrics)}" for one in self._columns if one.has(metrics)]
         if "tokens_per_s" in metrics:
-            shown.append(f"{number(metrics['tokens_per_s'], PLAIN_ABSENT)} tok/s")
-        return gap.join(shown)
+            shown.append(f"{number(metrics['tokens_per_s'])} tok/s")
+        return ascii_absent(gap.join(shown))
 
     def _eta(self, now: float) -> str:
-        if self._began is None:
-            return PLAIN_ABSENT
+        if self._began is None or self._step <= self._began[1]:
+            return "-"
         began, first = self._began
-        if self._step <= first:
-            return PLAIN_ABSENT
         return clock((now - began) / (self._step - first) * (self._total - self._step))
 
     def _print(self, text: Text) -> None:

@@ -6,15 +6,24 @@ import math
 import re
 
 ABSENT = "–"
-PLAIN_ABSENT = "-"  # for streams that may be ASCII only
 # Control characters but for tab and line ends, and marks that turn the direction of the text around them.
 _UNSEEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
-def number(value: float | None, absent: str = ABSENT) -> str:
-    """About four significant digits: 0.5312, 12.35, 1,234, 4.20e-05. None and values that are not finite give `absent`."""
+def ascii_absent(text: str) -> str:
+    """The text with an ASCII dash for ABSENT: for streams that may be ASCII only."""
+    return text.replace(ABSENT, "-")
+
+
+def shown(value: float | None, spec: str) -> str:
+    """The value in a format of Python's; ABSENT for None and for values that are not finite."""
+    return ABSENT if value is None or not math.isfinite(value) else format(value, spec)
+
+
+def number(value: float | None) -> str:
+    """About four significant digits: 0.5312, 12.35, 1,234, 4.20e-05. ABSENT for None and for values that are not finite."""
     if value is None or not math.isfinite(value):
-        return absent
+        return ABSENT
     size = abs(value)
     if value == int(value) and size < 1e9:
         return f"{int(value):,}"
@@ -42,19 +51,19 @@ def short(value: float) -> str:
     return f"{value:.0f}" if size >= 1000 else f"{value:.3g}"
 
 
-def score(value: float | None, absent: str = ABSENT) -> str:
+def score(value: float | None) -> str:
     """A reward or an accuracy: three decimals, so that a column of them lines up."""
-    return absent if value is None or not math.isfinite(value) else f"{value:.3f}"
+    return shown(value, ".3f")
 
 
-def estimate(value: float | None, low: float | None, high: float | None, absent: str = ABSENT) -> str:
+def estimate(value: float | None, low: float | None, high: float | None) -> str:
     """A score with its interval: 0.365 [0.30, 0.43]; without one, the score alone."""
-    return score(value, absent) + interval(low, high)
+    return score(value) + interval(low, high)
 
 
-def change(value: float | None, low: float | None = None, high: float | None = None, absent: str = ABSENT) -> str:
+def change(value: float | None, low: float | None = None, high: float | None = None) -> str:
     """A difference of scores: +0.494 [0.41, 0.58]."""
-    return (absent if value is None or not math.isfinite(value) else f"{value:+.3f}") + interval(low, high)
+    return shown(value, "+.3f") + interval(low, high)
 
 
 def interval(low: float | None, high: float | None) -> str:
@@ -62,9 +71,9 @@ def interval(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
 
 
-def share(value: float | None, absent: str = ABSENT) -> str:
+def share(value: float | None) -> str:
     """A fraction: 1.2%."""
-    return absent if value is None or not math.isfinite(value) else f"{value:.1%}"
+    return shown(value, ".1%")
 
 
 def visible(text: str) -> str:
@@ -72,10 +81,10 @@ def visible(text: str) -> str:
     return _UNSEEN.sub(lambda found: f"\\x{ord(found[0]):02x}" if ord(found[0]) < 256 else f"\\u{ord(found[0]):04x}", text)
 
 
-def duration(seconds: float | None, absent: str = ABSENT) -> str:
+def duration(seconds: float | None) -> str:
     """4.2 s, 3 min 05 s, 2 h 07 min."""
     if seconds is None or not math.isfinite(seconds):
-        return absent
+        return ABSENT
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)

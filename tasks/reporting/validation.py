@@ -5,7 +5,6 @@ accuracy/SET, /low, /high, /SOURCE; pass@K/SET; reward/SET; length/SET; truncate
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,11 +12,10 @@ from typing import Any
 
 from configs.validation import OWN_SET
 from tasks.reporting.metrics import Row, by_step
-from tasks.reporting.text import ABSENT, change, estimate, number, score, share, visible
-from tasks.reporting.views import Chart, Series
+from tasks.reporting.text import ABSENT, change, estimate, number, score, share, shown, visible
+from tasks.reporting.views import COLORS, Chart, Series
 
 _ENDS = ("low", "high")
-_COLORS = 7
 Triple = tuple[float, float, float]  # a value, and its interval
 
 
@@ -93,7 +91,7 @@ def _shows_accuracy(chart: Chart) -> bool:
 
 def _with_sets(chart: Chart, others: Sequence[str]) -> Chart:
     own = replace(chart.series[0], label=OWN_SET)
-    more = [Series(visible(name), f"accuracy/{name}", color) for color, name in enumerate(others[: _COLORS - 1], start=2)]
+    more = [Series(visible(name), f"accuracy/{name}", color) for color, name in enumerate(others[: COLORS - 1], start=2)]
     return replace(chart, series=(own, *more))
 
 
@@ -131,8 +129,8 @@ def _estimate(row: Row, metric: str) -> str:
 
 
 def _more(value: float | None) -> str:
-    return ABSENT if value is None or not math.isfinite(value) else f"{value:+.1f}"
+    return shown(value, "+.1f")
 
 
 def _points(value: float | None) -> str:
-    return ABSENT if value is None or not math.isfinite(value) else f"{value:+.1%}"
+    return shown(value, "+.1%")

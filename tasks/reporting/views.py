@@ -12,7 +12,8 @@ from typing import Any, Literal
 from tasks.reporting.text import interval, number, score, share
 
 FlowName = Literal["grpo", "sft", "evaluate"]
-Format = Callable[[float | None, str], str]
+Format = Callable[[float | None], str]
+COLORS = 7  # entries of the palette
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,9 @@ class Column:
         """Whether the row has something to show here."""
         return bool(row.get(self.metric)) if self.rare else self.metric in row
 
-    def show(self, row: Mapping[str, Any], absent: str) -> str:
+    def show(self, row: Mapping[str, Any]) -> str:
         """The row's value, with its interval where the row has METRIC/low and METRIC/high."""
-        return self.form(row.get(self.metric), absent) + interval(row.get(f"{self.metric}/low"), row.get(f"{self.metric}/high"))
+        return self.form(row.get(self.metric)) + interval(row.get(f"{self.metric}/low"), row.get(f"{self.metric}/high"))
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ from configs.loader import load
 from flows.grpo import grpo
 from tasks.launch import launch, stop
 from tasks.reporting.jsonl import read_lines
-from tasks.reporting.metrics import by_step, read
-from tasks.reporting.samples import read_samples
+from tasks.reporting.metrics import by_step
 from tests.e2e.conftest import SHORT, Run, call
 from tests.patience import WAIT_S
 
@@ -99,7 +98,7 @@ def test_the_task_of_generation_stays_open_and_says_how_it_stands(finished: Run)
 
 
 def test_rewards_that_hang_die_and_raise_are_counted_and_their_groups_replaced(finished: Run) -> None:
-    rows = by_step(read(finished.directory / "metrics.jsonl"))
+    rows = by_step(read_lines(finished.directory / "metrics.jsonl"))
     assert finished.summary["status"] == "completed"
     steps = [row for row in rows if row["step"] > 0]
     assert all(1 <= row["groups/trained"] <= 4 for row in steps)  # a group of dropped samples is not trained on
@@ -126,7 +125,7 @@ def test_a_person_sees_which_and_why(finished: Run) -> None:
     report = (finished.directory / "report.html").read_text()
     assert "careless" in report
     assert "<b>no</b>" not in report
-    samples = read_samples(finished.directory / "samples.jsonl")
+    samples = read_lines(finished.directory / "samples.jsonl")
     assert {sample["outcome"] for sample in samples} >= {"scored"}
     assert json.loads((finished.directory / "summary.json").read_text())["sets"]["validation"]["gain"]
 

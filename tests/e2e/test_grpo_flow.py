@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from configs.loader import load
 from tasks import events
-from tasks.reporting.metrics import by_step, read
-from tasks.reporting.samples import read_samples
+from tasks.reporting.jsonl import read_lines
+from tasks.reporting.metrics import by_step
 from tasks.reporting.summary import Summary
 from tests.e2e.conftest import Run
 
@@ -37,7 +37,7 @@ def test_summary_and_files(finished: Run) -> None:
 
 
 def test_metrics_of_every_step(finished: Run) -> None:
-    rows = by_step(read(finished.directory / "metrics.jsonl"))
+    rows = by_step(read_lines(finished.directory / "metrics.jsonl"))
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
     assert [row["step"] for row in rows if "accuracy/validation" in row] == [0, 2, 3]
     for row in rows[1:]:
@@ -51,20 +51,20 @@ def test_metrics_of_every_step(finished: Run) -> None:
 
 def test_the_learning_rate_falls_over_the_steps_of_the_run(finished: Run) -> None:
     """From lr 2e-4 to min_lr 2e-5, linearly in three steps; the warm start's steps do not count."""
-    rows = by_step(read(finished.directory / "metrics.jsonl"))
+    rows = by_step(read_lines(finished.directory / "metrics.jsonl"))
     assert [row["lr"] for row in rows[1:]] == pytest.approx([1.4e-4, 0.8e-4, 0.2e-4])
 
 
 def test_the_same_seed_gives_the_same_run(twins: tuple[Run, Run]) -> None:
     clocks = ("time/", "tokens_per_s", "train_s", "tflops", "data_plane/", "scoring/slowest_s", "idle/", "replay/claim_wait_s")
-    rows = [read(run.directory / "metrics.jsonl") for run in twins]
+    rows = [read_lines(run.directory / "metrics.jsonl") for run in twins]
     first, second = ([{name: v for name, v in row.items() if not name.startswith(clocks)} for row in run] for run in rows)
     assert first == second
-    assert read_samples(twins[0].directory / "samples.jsonl") == read_samples(twins[1].directory / "samples.jsonl")
+    assert read_lines(twins[0].directory / "samples.jsonl") == read_lines(twins[1].directory / "samples.jsonl")
 
 
 def test_samples_say_what_the_model_said(finished: Run) -> None:
-    samples = read_samples(finished.directory / "samples.jsonl")
+    samples = read_lines(finished.directory / "samples.jsonl")
     assert {sample["phase"] for sample in samples} == {"before", "train", "validation", "after"}
     assert {sample["weight_version"] for sample in samples if sample["phase"] == "train"} == {0, 1, 2}
 
@@ -72,7 +72,7 @@ def test_samples_say_what_the_model_said(finished: Run) -> None:
 def test_the_exported_model_answers_as_the_engine_did(finished: Run) -> None:
     model = AutoModelForCausalLM.from_pretrained(finished.directory / "hf", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(finished.directory / "hf")
-    after = [sample for sample in read_samples(finished.directory / "samples.jsonl") if sample["phase"] == "after"]
+    after = [sample for sample in read_lines(finished.directory / "samples.jsonl") if sample["phase"] == "after"]
     assert after
     for sample in after:
         ids = tokenizer.apply_chat_template(

@@ -26,7 +26,8 @@ from actors.policy.executors import Request
 from benchmarks.control_plane_flow import StubCollector, StubEngine, StubPolicyGroup, StubWorker, stubbed
 from configs.run import DataPlaneConfig
 from flows.grpo import grpo
-from tasks.reporting.metrics import by_step, read
+from tasks.reporting.jsonl import read_lines
+from tasks.reporting.metrics import by_step
 from tasks.reporting.summary import Summary
 from tests.patience import WAIT_S
 
@@ -175,7 +176,7 @@ def test_after_a_retry_each_step_is_trained_once(run: Callable[..., str], tmp_pa
     flow_run_id = run(group=UnluckyGroup)
     summary = Summary.read(tmp_path / "latest" / "summary.json")
     assert (summary.status, summary.steps, summary.weight_version) == ("completed", STEPS, STEPS)
-    rows = by_step(read(tmp_path / "latest" / "metrics.jsonl"))
+    rows = by_step(read_lines(tmp_path / "latest" / "metrics.jsonl"))
     assert [row["weight_version"] for row in rows[1:]] == [1, 2, 3]
     names = {f"{stage}-{step}" for stage in ("rollout", "logprob", "ref-logprob", "train", "refit", "clear") for step in (1, 2, 3)}
     assert {state for name, (state, _) in states(flow_run_id, names).items() if name in names} == {"Completed"}

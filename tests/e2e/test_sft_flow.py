@@ -21,7 +21,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from configs.loader import load
 from configs.sft import SftConfig
 from flows.sft import sft
-from tasks.reporting.metrics import by_step, read, series
+from tasks.reporting.jsonl import read_lines
+from tasks.reporting.metrics import by_step, series
 from tasks.reporting.summary import Summary
 from tests.e2e.commands import await_none, start_command
 from tests.e2e.conftest import Run
@@ -89,7 +90,7 @@ def files(data: Path, suffix: str) -> list[str]:
 
 
 def rows(run: Run | Command) -> list[dict[str, Any]]:
-    return by_step(read(run.directory / "metrics.jsonl"))
+    return by_step(read_lines(run.directory / "metrics.jsonl"))
 
 
 def test_the_loss_falls_and_every_step_reports_its_rate(packed: Run) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.reporting.checkpoints import Checkpoints, kept_steps
+from tasks.reporting.checkpoints import Checkpoints
 
 
 def write(checkpoints: Checkpoints, step: int, loss: float) -> None:
@@ -52,6 +52,8 @@ def test_after_every_checkpoint(losses: list[float], keep: int, tmp_path_factory
         assert (root / "latest").readlink() == Path(f"step-{step}")
 
 
-def test_kept_steps() -> None:
-    assert kept_steps([10, 30, 20], best=10, keep=1) == [10, 30]
-    assert kept_steps([10, 30, 20], best=30, keep=5) == [10, 20, 30]
+def test_steps_need_not_rise(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    for step, loss in ((10, 1.0), (30, 2.0), (20, 3.0)):
+        write(checkpoints, step, loss)
+    assert found(tmp_path) == {"step-10", "step-30"}

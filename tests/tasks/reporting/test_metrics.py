@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tasks.reporting.metrics import MetricsWriter, by_step, read, series
+from tasks.reporting.jsonl import read_lines
+from tasks.reporting.metrics import MetricsWriter, by_step, series
 from tasks.reporting.run_dir import RunDirectory
 from tests.patience import WAIT_S
 from tests.tasks.reporting.runs import step_metrics
@@ -25,8 +26,8 @@ def test_read_gives_what_was_written(directory: RunDirectory) -> None:
         for step in (1, 2, 3):
             metrics.write(step, step_metrics(step))
             # On disk at once: a run that dies in the next step has lost nothing.
-            assert read(directory.metrics)[-1] == {"step": step, **step_metrics(step)}
-    assert read(directory.metrics) == [{"step": step, **step_metrics(step)} for step in (1, 2, 3)]
+            assert read_lines(directory.metrics)[-1] == {"step": step, **step_metrics(step)}
+    assert read_lines(directory.metrics) == [{"step": step, **step_metrics(step)} for step in (1, 2, 3)]
 
 
 def test_keys_have_one_order(directory: RunDirectory) -> None:
@@ -58,7 +59,7 @@ def test_values_that_are_not_finite(directory: RunDirectory, caplog: pytest.LogC
 def test_numbers_of_other_libraries_become_plain(directory: RunDirectory) -> None:
     with MetricsWriter(directory) as metrics:
         metrics.write(1, {"a": np.float32(0.5), "b": np.int64(3), "c": True, "d": 2**40})
-    assert read(directory.metrics) == [{"step": 1, "a": 0.5, "b": 3.0, "c": 1.0, "d": 2**40}]
+    assert read_lines(directory.metrics) == [{"step": 1, "a": 0.5, "b": 3.0, "c": 1.0, "d": 2**40}]
 
 
 def test_wrong_input(directory: RunDirectory) -> None:
@@ -69,15 +70,15 @@ def test_wrong_input(directory: RunDirectory) -> None:
             metrics.write(2, {"step": 2.0})
         metrics.close()
         metrics.close()
-    assert read(directory.metrics) == []
+    assert read_lines(directory.metrics) == []
 
 
 def test_a_torn_last_line_is_left_out_and_a_broken_one_is_an_error(directory: RunDirectory) -> None:
     directory.metrics.write_text('{"step": 1}\n{"step": 2, "lo')
-    assert read(directory.metrics) == [{"step": 1}]
+    assert read_lines(directory.metrics) == [{"step": 1}]
     directory.metrics.write_text('{"step": 1}\n{"step": 2, "lo\n{"step": 3}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2"):
-        read(directory.metrics)
+        read_lines(directory.metrics)
 
 
 def test_by_step_joins_the_lines_of_a_step() -> None:

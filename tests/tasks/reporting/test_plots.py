@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.reporting.metrics import read
+from tasks.reporting.jsonl import read_lines
 from tasks.reporting.plots import picture_svg, sample_rows, step_rows
-from tasks.reporting.samples import read_samples
 from tasks.reporting.views import VIEWS, View
 from tests.tasks.reporting.runs import write_run, write_scored_run, write_sft_run
 
@@ -17,7 +16,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 @pytest.mark.parametrize("view", [GRPO, SFT], ids=["grpo", "sft"])
 def test_the_picture_has_every_chart(tmp_path: Path, view: View) -> None:
     directory = write_run(tmp_path) if view is GRPO else write_sft_run(tmp_path)
-    picture = ET.fromstring(picture_svg(read(directory.metrics), view))
+    picture = ET.fromstring(picture_svg(read_lines(directory.metrics), view))
     titles = [text.text for text in picture.iter(f"{SVG}text") if text.get("class") == "title"]
     assert titles == [chart.title for chart in view.charts]
     charts = picture.findall(f"{SVG}svg")
@@ -41,7 +40,7 @@ def test_a_picture_of_many_steps_stays_small() -> None:
 
 
 def test_the_table_joins_lines_and_shows_the_last_steps_first(tmp_path: Path) -> None:
-    rows = step_rows(read(write_run(tmp_path).metrics), GRPO, last=3)
+    rows = step_rows(read_lines(write_run(tmp_path).metrics), GRPO, last=3)
     assert [list(row.values()) for row in rows] == [
         ["4", "0.400", "0.875", "0.0020", "-0.0040", "800", "2.500"],
         ["3", "0.300", "–", "0.0015", "-0.0030", "800", "2.500"],
@@ -52,7 +51,7 @@ def test_the_table_joins_lines_and_shows_the_last_steps_first(tmp_path: Path) ->
 
 
 def test_the_table_of_an_sft_run_has_its_own_columns(tmp_path: Path) -> None:
-    rows = step_rows(read(write_sft_run(tmp_path).metrics), SFT, last=1)
+    rows = step_rows(read_lines(write_sft_run(tmp_path).metrics), SFT, last=1)
     assert rows == [
         {
             "step": "4", "loss": "1.250", "validation loss": "1.500", "gradient norm": "1", "tokens/s": "800", "TFLOP": "0.0200",
@@ -62,7 +61,7 @@ def test_the_table_of_an_sft_run_has_its_own_columns(tmp_path: Path) -> None:
 
 
 def test_samples_are_readable_rows(tmp_path: Path) -> None:
-    samples = read_samples(write_run(tmp_path).samples)
+    samples = read_lines(write_run(tmp_path).samples)
     rows = sample_rows([{**samples[0], "response": "x" * 1000, "reward": None}, samples[1]])
     assert list(rows[0]) == ["step", "phase", "prompt", "response", "answer", "reward", "weights"]
     assert (len(rows[0]["response"]), rows[0]["response"][-1], rows[0]["reward"]) == (300, "…", "–")
@@ -71,7 +70,7 @@ def test_samples_are_readable_rows(tmp_path: Path) -> None:
 
 
 def test_responses_without_reward_have_columns_only_where_there_are_some(tmp_path: Path) -> None:
-    rows = step_rows(read(write_scored_run(tmp_path).metrics), GRPO, last=2)
+    rows = step_rows(read_lines(write_scored_run(tmp_path).metrics), GRPO, last=2)
     assert [row["timed out"] for row in rows] == ["12.5%", "12.5%"]
     assert [row["accuracy"] for row in rows] == ["0.750 [0.69, 0.81]", "–"]
     quiet = [{"step": 1, "scoring/timed_out": 0.0, "scoring/failed": 0.0}]
@@ -79,12 +78,12 @@ def test_responses_without_reward_have_columns_only_where_there_are_some(tmp_pat
 
 
 def test_a_sample_without_reward_says_so_and_shows_its_control_characters(tmp_path: Path) -> None:
-    rows = sample_rows(read_samples(write_scored_run(tmp_path, said="a\x00\x1b[0m").samples))
+    rows = sample_rows(read_lines(write_scored_run(tmp_path, said="a\x00\x1b[0m").samples))
     assert {row["reward"] for row in rows if row["phase"] == "train"} == {"0.000, timed out"}
     assert rows[0]["response"] == "a\\x00\\x1b[0m"
 
 
 def test_the_picture_has_a_line_for_every_validation_set(tmp_path: Path) -> None:
-    picture = "".join(ET.fromstring(picture_svg(read(write_scored_run(tmp_path).metrics), GRPO)).itertext())
+    picture = "".join(ET.fromstring(picture_svg(read_lines(write_scored_run(tmp_path).metrics), GRPO)).itertext())
     assert "gsm8k" in picture
-    assert "gsm8k" not in "".join(ET.fromstring(picture_svg(read(write_run(tmp_path).metrics), GRPO)).itertext())
+    assert "gsm8k" not in "".join(ET.fromstring(picture_svg(read_lines(write_run(tmp_path).metrics), GRPO)).itertext())

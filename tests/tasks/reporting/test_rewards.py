@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tasks.reporting.html import render_report, write_report
-from tasks.reporting.metrics import by_step, read
+from tasks.reporting.jsonl import read_lines
+from tasks.reporting.metrics import by_step
 from tasks.reporting.rewards import ALL, reward_charts, reward_names, reward_rows, reward_table
 from tasks.reporting.run_dir import RunDirectory
 from tasks.reporting.summary import Summary
@@ -23,7 +24,7 @@ def words(directory: RunDirectory) -> str:
 
 
 def test_rewards_over_the_steps(tmp_path: Path) -> None:
-    rows = by_step(read(write_scored_run(tmp_path).metrics))
+    rows = by_step(read_lines(write_scored_run(tmp_path).metrics))
     table = {row.label: row for row in reward_table(rows)}
     assert list(table) == ["length", "math", ALL]  # as in the file, whose metrics are in alphabetical order
     math = table["math"]
@@ -31,7 +32,7 @@ def test_rewards_over_the_steps(tmp_path: Path) -> None:
     assert (table["length"].failed, table["length"].no_opinion) == (0.0625, 0.25)
     assert (table[ALL].timed_out, table[ALL].failed, table[ALL].dropped, table[ALL].slowest_s) == (0.125, 0.0625, 0.0, 14.0)
     assert [(chart.title, len(chart.series)) for chart in reward_charts(rows)] == [("Rewards", 2), ("Not scored", 3)]
-    assert reward_rows(read(tmp_path / "scored" / "metrics.jsonl"))[1] == {
+    assert reward_rows(read_lines(tmp_path / "scored" / "metrics.jsonl"))[1] == {
         "reward": "math", "first step": "0.125", "last step": "0.500", "mean": "0.312", "timed out": "12.5%", "failed": "0.0%",
         "no opinion": "0.0%", "dropped": "–", "slowest": "–",
     }  # fmt: skip
@@ -53,7 +54,7 @@ def test_there_are_never_more_lines_than_colours(count: int) -> None:
 
 
 def test_validation_side_by_side(tmp_path: Path) -> None:
-    rows = by_step(read(write_scored_run(tmp_path).metrics))
+    rows = by_step(read_lines(write_scored_run(tmp_path).metrics))
     own, other = set_tables(rows, {"validation": SETS["validation"]["gain"]})
     assert (own.name, other.name, own.steps) == ("validation", "gsm8k", (0, 4))
     assert [(one.name, one.before, one.after, one.change) for one in own.measures] == [
@@ -118,7 +119,7 @@ def test_runs_without_scoring_metrics_have_no_such_section(tmp_path: Path) -> No
     for directory in (write_run(tmp_path), write_sft_run(tmp_path)):
         assert "Rewards" not in words(directory)
     assert "Validation before, step 0" not in words(write_sft_run(tmp_path))
-    assert reward_rows(read(write_sft_run(tmp_path).metrics)) == validation_rows(read(write_sft_run(tmp_path).metrics)) == []
+    assert reward_rows(read_lines(write_sft_run(tmp_path).metrics)) == validation_rows(read_lines(write_sft_run(tmp_path).metrics)) == []
 
 
 def test_a_directory_of_an_older_run_still_renders(tmp_path: Path) -> None:

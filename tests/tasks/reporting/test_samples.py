@@ -1,8 +1,9 @@
 import math
 from pathlib import Path
 
+from tasks.reporting.jsonl import read_lines
 from tasks.reporting.run_dir import RunDirectory
-from tasks.reporting.samples import SamplesWriter, read_samples
+from tasks.reporting.samples import SamplesWriter
 from tests.tasks.reporting.runs import Said
 
 
@@ -18,7 +19,7 @@ def test_read_gives_what_was_written(tmp_path: Path) -> None:
         "uid": "", "source": "", "success": None, "outcome": "scored", "rewards": {}, "tokens": 1, "truncated": False,
         "error": "",
     }  # fmt: skip
-    assert read_samples(directory.samples) == [
+    assert read_lines(directory.samples) == [
         {"step": 0, "phase": "before", "prompt": "p", "response": odd, "answer": "3", "reward": 0.25, "weight_version": 5, **plain},
         {"step": 0, "phase": "before", "prompt": "q", "response": "", "answer": "4", "reward": None, "weight_version": 5, **plain},
     ]

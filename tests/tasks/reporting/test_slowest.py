@@ -4,8 +4,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.reporting.jsonl import read_lines
 from tasks.reporting.run_dir import RunDirectory
-from tasks.reporting.slowest import SlowestWriter, failures, read_slowest, slow_row, slowest_first, slowest_rows
+from tasks.reporting.slowest import SlowestWriter, failures, slow_row, slowest_first, slowest_rows
 from tests.tasks.reporting.runs import Slow
 
 ODD = "a\nb\r\n\u2028c\x85d\x00 \udc80 <script>"
@@ -18,7 +19,7 @@ def test_read_gives_what_was_written(tmp_path: Path) -> None:
         slowest.write(2, "validation", [])
     slowest.close()
     assert directory.slowest.read_bytes().count(b"\n") == 2
-    assert read_slowest(directory.slowest) == [
+    assert read_lines(directory.slowest) == [
         {"step": 1, "phase": "train", "uid": ODD, "label": "math", "seconds": 10.0, "outcome": "timed_out", "error": ODD},
         {"step": 1, "phase": "train", "uid": "b", "label": "exact", "seconds": 0.0, "outcome": "scored", "error": ""},
     ]

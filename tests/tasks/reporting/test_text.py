@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from tasks.reporting.text import change, clock, duration, estimate, number, score, share, short, visible
+from tasks.reporting.text import ascii_absent, change, clock, duration, estimate, number, score, share, short, visible
 
 
 @pytest.mark.parametrize(
@@ -36,14 +36,14 @@ def test_short(value: float, shown: str) -> None:
 
 
 def test_score_and_times() -> None:
-    assert [score(0.5), score(None), score(math.nan, "-")] == ["0.500", "–", "-"]
+    assert [score(0.5), score(None), score(math.nan)] == ["0.500", "–", "–"]
     assert [duration(s) for s in (0.04, 59.94, 59.96, 185, 7620)] == ["0.0 s", "59.9 s", "1 min 00 s", "3 min 05 s", "2 h 07 min"]
     assert [clock(s) for s in (-3, 7, 750, 3723)] == ["0:00", "0:07", "12:30", "1:02:03"]
 
 
 def test_scores_with_intervals() -> None:
     assert estimate(0.365, 0.2999, 0.4312) == "0.365 [0.30, 0.43]"
-    assert [estimate(0.5, None, None), estimate(None, None, None, "-")] == ["0.500", "-"]
+    assert [estimate(0.5, None, None), ascii_absent(estimate(None, None, None))] == ["0.500", "-"]
     assert [change(0.494, 0.41, 0.58), change(-0.1), change(None)] == ["+0.494 [0.41, 0.58]", "-0.100", "–"]
     assert [share(0.0123), share(0), share(None)] == ["1.2%", "0.0%", "–"]
 
