@@ -9,8 +9,8 @@ from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_va
 
 from configs.base import StrictModel
 from configs.curriculum import CurriculumConfig
+from configs.import_path import IMPORT_PATH
 
-_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _SOURCE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
@@ -111,7 +111,7 @@ class EnvironmentConfig(StrictModel):
                 f"path, validation_path and streaming are of kind 'dataset', and kind is {self.kind!r}: "
                 "set kind to dataset, or leave them out"
             )
-        if self.kind == "python" and not (self.import_path and _IMPORT_PATH.fullmatch(self.import_path)):
+        if self.kind == "python" and not (self.import_path and IMPORT_PATH.fullmatch(self.import_path)):
             raise ValueError("kind 'python' needs `import_path` in the form 'package.module:Class'")
         if self.curriculum is not None and self.kind == "dataset":
             raise ValueError("curriculum: the rows of a data set have no levels of difficulty: use kind reasoning_gym, or leave it out")

@@ -10,7 +10,7 @@ from typing import Any
 
 from configs.base import ConfigError
 
-_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def check_name(value: str, known: Sequence[str], what: str) -> str:
@@ -19,7 +19,7 @@ def check_name(value: str, known: Sequence[str], what: str) -> str:
     Raises:
         ValueError: it is none of the known names and no import path; the message has the nearest name.
     """
-    if value in known or _IMPORT_PATH.fullmatch(value):
+    if value in known or IMPORT_PATH.fullmatch(value):
         return value
     near = difflib.get_close_matches(value, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known)}, or package.module:Name"

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from configs.base import StrictModel
+from configs.import_path import IMPORT_PATH
 from configs.secrets import SecretReference
 
 _NAME = r"[A-Za-z][A-Za-z0-9_]*"
-_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 class BaseReward(StrictModel):
@@ -118,7 +118,7 @@ class PythonReward(BaseReward):
     @field_validator("import_path")
     @classmethod
     def _an_import_path(cls, value: str) -> str:
-        if not _IMPORT_PATH.fullmatch(value):
+        if not IMPORT_PATH.fullmatch(value):
             raise ValueError("write 'package.module:function'")
         return value
 

@@ -6,16 +6,14 @@ sampled its first token; its age at a step is the version that the step trains m
 
 from __future__ import annotations
 
-import difflib
-import re
 from typing import Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from configs.base import StrictModel
+from configs.import_path import check_name
 
 SAMPLERS = ("windowed", "ready_first", "weight_fifo", "in_order")
-_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 class AsyncConfig(StrictModel):
@@ -49,11 +47,7 @@ class AsyncConfig(StrictModel):
     @field_validator("sampler")
     @classmethod
     def _known_sampler(cls, value: str) -> str:
-        if value in SAMPLERS or _IMPORT_PATH.fullmatch(value):
-            return value
-        near = difflib.get_close_matches(value, SAMPLERS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(SAMPLERS)}, or package.module:Class"
-        raise ValueError(f"no such sampler; {hint}")
+        return check_name(value, SAMPLERS, "sampler")
 
     @model_validator(mode="after")
     def _updates_fit(self) -> Self:

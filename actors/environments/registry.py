@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 
 from actors.environments.base import Environment
 from configs.base import ConfigError
 from configs.environment import EnvironmentConfig, SourceConfig
+from configs.import_path import imported
 from configs.secrets import resolve
 
 
@@ -83,11 +83,7 @@ def _source(source: SourceConfig, seed: int) -> Environment:
 
 def _imported(config: EnvironmentConfig) -> Environment:
     assert config.import_path is not None  # EnvironmentConfig checks it
-    module_name, _, class_name = config.import_path.partition(":")
-    try:
-        cls = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"environment.import_path: cannot import {config.import_path!r}: {error}") from None
+    cls = imported(config.import_path, "environment.import_path")
     if not (inspect.isclass(cls) and issubclass(cls, Environment)):  # before it is called: a name may be anything's
         raise ConfigError(f"environment.import_path: {config.import_path!r} does not derive from actors.environments.Environment")
     options = resolve(config.options, "environment.options")

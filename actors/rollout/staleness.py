@@ -20,7 +20,6 @@ replacement for the same step.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from actors.data_plane.meta import KVBatchMeta
 from configs.base import ConfigError
+from configs.import_path import imported
 from configs.staleness import AsyncConfig
 
 GroupState = Literal["in_flight", "cancelled", "committed", "claimed"]
@@ -232,11 +232,7 @@ def build(config: AsyncConfig, groups_per_step: int) -> StalenessSampler:
 
 
 def _imported(path: str) -> type[StalenessSampler]:
-    module_name, _, class_name = path.partition(":")
-    try:
-        found: type[StalenessSampler] = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"sampler: cannot import {path!r}: {error}") from None
+    found: type[StalenessSampler] = imported(path, "asynchronous.sampler")
     # Before it is called: a name may be anything's.
     if not inspect.isclass(found) or not all(callable(getattr(found, name, None)) for name in _METHODS):
         raise ConfigError(f"sampler: {path!r} is no class, or lacks one of required_capacity, admit, select and evict")

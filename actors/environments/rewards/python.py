@@ -7,7 +7,6 @@ def short(completions, **columns):                 # `answer`, `prompts` and the
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 from collections.abc import Callable
 from types import WrapperDescriptorType
@@ -17,6 +16,7 @@ from actors.environments.base import Problem
 from actors.environments.rewards.base import Response, Reward
 from configs import rewards as configured
 from configs.base import ConfigError
+from configs.import_path import imported
 
 
 def load(config: configured.PythonReward) -> Callable[..., Any]:
@@ -26,11 +26,7 @@ def load(config: configured.PythonReward) -> Callable[..., Any]:
         ConfigError: it cannot be imported, or is neither.
     """
     field = f"rewards.{config.label}.import_path"
-    module_name, _, name = config.import_path.partition(":")
-    try:
-        found: Any = getattr(importlib.import_module(module_name), name)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's module may raise anything, and a script exits)
-        raise ConfigError(f"{field}: cannot import {config.import_path!r}: {type(error).__name__}: {error}") from None
+    found = imported(config.import_path, field)
     if inspect.isclass(found):
         call = next((vars(base)["__call__"] for base in found.__mro__ if "__call__" in vars(base)), None)
         if call is None or isinstance(call, WrapperDescriptorType):  # the latter: of a class that is not written in Python

@@ -158,7 +158,7 @@ def test_the_default_capacity_is_enough_for_every_sampler() -> None:
         ({"max_inflight_prompts": 9, "buffer_capacity": 8}, r"max_inflight_prompts \(9\) is above buffer_capacity \(8\)"),
         ({"stall_timeout_s": 10}, r"stall_report_every_s \(30\) is above stall_timeout_s \(10\)"),
         ({"sampler": "windwed"}, "did you mean 'windowed'"),
-        ({"sampler": "my.module"}, "package.module:Class"),
+        ({"sampler": "my.module"}, "package.module:Name"),
         ({"max_trajectory_age_steps": -1}, "greater than or equal to 0"),
         ({"max_age": 1}, "Extra inputs"),
     ],
