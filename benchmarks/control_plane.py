@@ -41,7 +41,10 @@ def _worker(log: Path) -> Iterator[subprocess.Popen[bytes]]:
             yield worker
         finally:
             worker.terminate()
-            worker.wait(30)
+            try:
+                worker.wait(30)
+            except subprocess.TimeoutExpired:  # it turns SIGTERM into a SIGINT, which a shell's background jobs ignore
+                worker.kill()
 
 
 def _tail(log: Path) -> str:
