@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,7 +36,27 @@ hypothesis.settings.load_profile("shared")
 
 
 @pytest.fixture(scope="session")
-def ray_session() -> Iterator[None]:
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """What Ray starts its workers with (`py_executable`): see tests/zygote.py."""
+    script, address = str(ROOT / "tests/zygote.py"), str(tmp_path_factory.mktemp("zygote") / "socket")
+    environment = settings.child_environment(
+        PYTHONPATH=settings.python_path(ROOT),
+        OMP_NUM_THREADS="1",
+        OMP_WAIT_POLICY="passive",
+        JE_ARROW_MALLOC_CONF="background_thread:false",  # no thread may live before the fork
+        TORCH_COMPILE_DISABLE="1",  # as in an eager engine; Megatron's decorators are not to compile either
+    )
+    command = [sys.executable, "-W", "ignore", "-P", script, "serve", address]  # -P: tests/ has rooms of the same names
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield f"{sys.executable} -I -S {script} launch {address}"
+        process.stdin.close()
+
+
+@pytest.fixture(scope="session")
+def ray_session(zygote: str) -> Iterator[None]:
     """A cluster of this session's own; tests keep apart by namespace."""
     ray.init(
         address="local",
@@ -44,7 +66,7 @@ def ray_session() -> Iterator[None]:
         log_to_driver=False,
         namespace="tests",
         _node_ip_address="127.0.0.1",
-        runtime_env={"env_vars": {"PYTHONPATH": settings.python_path(ROOT)}},
+        runtime_env={"env_vars": {"PYTHONPATH": settings.python_path(ROOT)}, "py_executable": zygote},
     )
     yield
     ray.shutdown()
