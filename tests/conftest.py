@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,9 +37,10 @@ hypothesis.settings.load_profile("shared")
 
 
 @pytest.fixture(scope="session")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """What Ray starts its workers with (`py_executable`): see tests/zygote.py."""
-    script, address = str(ROOT / "tests/zygote.py"), str(tmp_path_factory.mktemp("zygote") / "socket")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Ray's workers are forks of one process, in this process's clusters and in those of its children: see tests/zygote.py."""
+    address = str(tmp_path_factory.mktemp("zygote") / "socket")
+    path = os.pathsep.join((str(ROOT / "tests/startup"), settings.python_path(ROOT)))
     environment = settings.child_environment(
         PYTHONPATH=settings.python_path(ROOT),
         OMP_NUM_THREADS="1",
@@ -46,17 +48,18 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         JE_ARROW_MALLOC_CONF="background_thread:false",  # no thread may live before the fork
         TORCH_COMPILE_DISABLE="1",  # as in an eager engine; Megatron's decorators are not to compile either
     )
-    command = [sys.executable, "-W", "ignore", "-P", script, "serve", address]  # -P: tests/ has rooms of the same names
+    command = [sys.executable, "-W", "ignore", "-m", "tests.zygote", address]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        yield f"{sys.executable} -I -S {script} launch {address}"
+        settings.set_for_process(PYTHONPATH=path, TESTS_ZYGOTE=address)
+        yield
         process.stdin.close()
 
 
 @pytest.fixture(scope="session")
-def ray_session(zygote: str) -> Iterator[None]:
+def ray_session(zygote: None) -> Iterator[None]:
     """A cluster of this session's own; tests keep apart by namespace."""
     ray.init(
         address="local",
@@ -66,7 +69,7 @@ def ray_session(zygote: str) -> Iterator[None]:
         log_to_driver=False,
         namespace="tests",
         _node_ip_address="127.0.0.1",
-        runtime_env={"env_vars": {"PYTHONPATH": settings.python_path(ROOT)}, "py_executable": zygote},
+        runtime_env={"env_vars": {"PYTHONPATH": settings.python_path(ROOT)}},
     )
     yield
     ray.shutdown()

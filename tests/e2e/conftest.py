@@ -102,6 +102,11 @@ def _weigh(value: Any) -> tuple[int, int]:
     return buffer.tell(), tensors
 
 
+@pytest.fixture(scope="session", autouse=True)
+def forked_workers(zygote: None) -> None:
+    """Also those of the commands that these tests start."""
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Prefect server with a database of its own."""

@@ -22,6 +22,7 @@ from actors.refit.manifest import WeightMismatchError
 from configs.rollout import GenerationConfig
 from tests.actors.generation.conftest import EOS, NAMESPACE, PROMPTS, RunningEngine, build_model, request, weights_of
 from tests.patience import WAIT_S
+from tests.zygote import OWN_PROCESS
 
 
 def test_pool_generates_and_refits(engine: RunningEngine) -> None:
@@ -98,7 +99,8 @@ def with_core(ray_session: None, tmp_path: Path) -> Iterator[tuple[int, list[psu
     """An engine with executor async: the actor's process id, and the processes that vLLM started below it."""
     build_model("qwen3", True, 0).save_pretrained(tmp_path)
     config = GenerationConfig(executor="async", kv_cache_gib=0.125)
-    handle = engine_actor_class().options(name="engine-async", namespace=NAMESPACE, num_cpus=1).remote(config, str(tmp_path), 0, EOS)
+    options = {"name": "engine-async", "namespace": NAMESPACE, "num_cpus": 1, "runtime_env": OWN_PROCESS}
+    handle = engine_actor_class().options(**options).remote(config, str(tmp_path), 0, EOS)
     ray.get(handle.ready.remote(), timeout=WAIT_S)
     pid = ray.get(handle.__ray_call__.remote(lambda self: os.getpid()), timeout=WAIT_S)
     yield pid, psutil.Process(pid).children(recursive=True)
