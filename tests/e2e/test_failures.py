@@ -14,9 +14,9 @@ from tests.e2e.conftest import SHORT
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # its end is later: nobody waits for Ray's agents, see below
 def killed() -> Iterator[list[str]]:
-    """Marks of killed commands. Their last processes must have gone by the module's end."""
+    """Marks of killed commands. Their last processes must have gone by the session's end."""
     marks: list[str] = []
     yield marks
     for mark in marks:
