@@ -34,7 +34,7 @@ from actors.rollout.loop import Pace, RolloutLoop
 from actors.rollout.prompts import PromptEncoder, PromptStream
 from actors.rollout.samples import SLOWEST, Progress, StepReport, Validation
 from actors.rollout.scoring import Scoring
-from actors.rollout.supervised import SampleReader, SampleStream, SupervisedBatches
+from actors.rollout.supervised import SampleReader, SupervisedBatches
 from actors.rollout.validation import OWN_SET, Validator, held_out_problems
 from actors.waiting import ActorTimeoutError, find, wait
 from configs.environment import EnvironmentConfig
@@ -87,8 +87,8 @@ class Collector:
         self._partition = "train"
         self._plane.register_partition(self._partition, fields=TRAIN_FIELDS, capacity=config.data_plane.capacity_samples)
         # One stream: the first rollout draws the prompts that follow those of the warm start.
-        reader = SampleReader(self._encoder, int(check_model_dir(model_path).max_position_embeddings), "error")
-        self._warm_start, self._examples = SupervisedBatches(self._plane, "warm_start"), SampleStream(self._stream, reader)
+        self._reader = SampleReader(self._encoder, int(check_model_dir(model_path).max_position_embeddings), "error")
+        self._warm_start = SupervisedBatches(self._plane, "warm_start")
         self._loop: RolloutLoop | None = None
 
     def ready(self) -> str:
@@ -163,7 +163,8 @@ class Collector:
 
     def supervised(self, step: int) -> KVBatchMeta:
         """The next warm-start batch: prompts of the training stream with the environment's own answers."""
-        return self._warm_start.put(self._examples.draw(self._config.warm_start.batch_size), f"warm-start batch {step}")
+        samples = self._reader.draw(self._stream, self._config.warm_start.batch_size)
+        return self._warm_start.put(samples, f"warm-start batch {step}")
 
     def clear(self, meta: KVBatchMeta) -> None:
         """Forget these samples."""

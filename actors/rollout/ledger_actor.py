@@ -25,7 +25,7 @@ from actors.data_plane.meta import KVBatchMeta
 from actors.heap import freeze_heap
 from actors.rollout.ledger import Claim, Ledger, LedgerError
 from actors.rollout.staleness import Refusal, build
-from actors.rollout.transitions import Admitted
+from actors.rollout.transitions import Admitted, Committed
 from actors.waiting import ActorGoneError
 from configs.staleness import AsyncConfig
 
@@ -68,16 +68,6 @@ class Places:
     given: tuple[Admitted, ...]
     refusal: Refusal | None
     cancelled: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A group whose rows are all written. Attributes: as the arguments of `Ledger.commit`."""
-
-    uid: str
-    meta: KVBatchMeta
-    start_version: int
-    end_version: int
 
 
 class LedgerActor:
@@ -157,7 +147,7 @@ class LedgerActor:
         with self._change():
             self._writer_gave_up, self._writer_error = "", None
 
-    def commit(self, groups: Sequence[Stored]) -> tuple[bool, ...]:
+    def commit(self, groups: Sequence[Committed]) -> tuple[bool, ...]:
         """As `Ledger.commit`, of each."""
         with self._change():
             return tuple(self._buffer.commit(group.uid, group.meta, group.start_version, group.end_version) for group in groups)

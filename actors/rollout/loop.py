@@ -30,10 +30,11 @@ from actors.environments.scoring.verdict import metrics as scoring_metrics
 from actors.generation.pool import EnginePool
 from actors.generation.types import EngineDiedError, GenerationRequest
 from actors.rollout.in_flight import InFlight, PromptGroup
-from actors.rollout.ledger_actor import Places, Stored
+from actors.rollout.ledger_actor import Places
 from actors.rollout.prompts import DrawnPrompt, PromptStream
 from actors.rollout.samples import SLOWEST, Progress, Sample, SlowSample, StepReport, slowest
 from actors.rollout.scoring import Scoring, Written, observe, shown
+from actors.rollout.transitions import Committed
 from actors.waiting import ActorTimeoutError, wait
 
 _POLL_S = 0.1  # longest wait for one thing before a look at the others
@@ -239,7 +240,7 @@ class RolloutLoop:
         if self._pace.sleeps and not self._flying and not self._scoring:
             self._pool.sleep()  # before the trainer hears of the last group: it needs the memory
         stored = [
-            Stored(done.group.uid, meta, min(tag["start_version"] for tag in meta.tags), max(tag["end_version"] for tag in meta.tags))
+            Committed(done.group.uid, meta, min(tag["start_version"] for tag in meta.tags), max(tag["end_version"] for tag in meta.tags))
             for done in scored
             if (meta := done.meta) is not None
         ]
