@@ -1,4 +1,4 @@
-"""LedgerActor: the replay buffer of a run, for its collector and its trainer. One lock, rows cleared inside it, no wait without an end.
+"""The ledger as an actor, for the collector and the trainer of a run. One lock, rows cleared inside it, every wait with a deadline.
 
     Collector ── reserve (waits for a place) ──► ┌─────────────────────┐ ◄── claim (waits for groups) ── rollout task
               ── commit, fail, abandon ────────► │ lock {Ledger} │ ◄── trained, drop, release, set_version ── other tasks
@@ -42,7 +42,7 @@ class LedgerClosedError(LedgerError):
 
 @dataclass(frozen=True)
 class ClaimReply:
-    """What a claim comes back with.
+    """Result of `LedgerActor.claim`.
 
     Attributes:
         claim: the groups; None when the wait ended without enough of them, and the caller may ask again.
@@ -57,12 +57,12 @@ class ClaimReply:
 
 @dataclass(frozen=True)
 class Places:
-    """What `LedgerActor.reserve` comes back with.
+    """Result of `LedgerActor.reserve`.
 
     Attributes:
-        given: for the first of the prompts that were asked for.
-        refusal: why the next one got none; None when all did.
-        cancelled: uids in flight that are not wanted any more.
+        given: places for the first prompts of the request.
+        refusal: reason why the next prompt got no place; None when all got one.
+        cancelled: uids of cancelled groups.
     """
 
     given: tuple[Admitted, ...]

@@ -38,15 +38,15 @@ class Group:
     """The responses to one prompt.
 
     Attributes:
-        uid: of the prompt; unique among the groups that the buffer holds.
-        keys: of its rows in the data plane, minted at admission.
-        state: cancelled is in flight and unwanted: it holds its slot until its writer lets go.
+        uid: id of the prompt; unique among the groups that the buffer holds.
+        keys: keys of its rows in the data plane, minted at admission.
+        state: "cancelled" means in flight and unwanted; the group holds its slot until its writer commits or fails it.
         start_version: version of the first token; until the commit the version at admission, which is a lower bound.
-        target_version: the version whose step it is for, or None.
+        target_version: version whose step trains it, or None.
         since: clock time of the last change of state, in seconds.
-        end_version: version of the last token. commit_number: counts commits. meta: its rows. All three from the commit on.
-        claimed_version: the version that was being trained when it was claimed last.
-        evicted: of a cancelled group, why.
+        end_version, commit_number, meta: version of the last token, number of commits before this one, and rows; set by the commit.
+        claimed_version: version that was trained when it was claimed last.
+        evicted: reason why it was cancelled.
     """
 
     uid: str
