@@ -72,10 +72,6 @@ class EnvironmentActor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End every process. Idempotent."""
         self._stack.close()
 
     def ready(self) -> str:

@@ -123,10 +123,13 @@ class StalenessSampler(Protocol):
 
 
 class _Aged:
-    """What the rules that follow share: their two numbers, and the age bound."""
+    """What the built-in rules share: their two numbers, A + 1 steps of capacity, and the age bound."""
 
     def __init__(self, max_age: int, groups_per_step: int) -> None:
         self._max_age, self._groups_per_step = max_age, groups_per_step
+
+    def required_capacity(self) -> int:
+        return self._groups_per_step * (self._max_age + 1)
 
     def evict(self, state: BufferState) -> Mapping[str, str]:
         oldest = state.version - self._max_age
@@ -148,9 +151,6 @@ class Windowed(_Aged):
 
 class _Gated(_Aged):
     """Admission bounded as in AReaL's staleness control (arXiv 2505.24298): generation runs at most A steps ahead of training."""
-
-    def required_capacity(self) -> int:
-        return self._groups_per_step * (self._max_age + 1)
 
     def admit(self, state: BufferState) -> Admission | Refusal:
         ahead, most = state.ahead(), self.required_capacity()
@@ -180,9 +180,6 @@ class WeightFifo(_Gated):
 
 class InOrder(_Aged):
     """Each step has its own groups, chosen when they are admitted."""
-
-    def required_capacity(self) -> int:
-        return self._groups_per_step * (self._max_age + 1)
 
     def admit(self, state: BufferState) -> Admission | Refusal:
         for version in range(state.version, state.version + self._max_age + 1):
