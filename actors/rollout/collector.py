@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import ray
@@ -24,12 +25,10 @@ from actors.environments.dataset.problems import prompt_digest
 from actors.environments.rewards.base import Response
 from actors.environments.scoring.verdict import Verdict
 from actors.generation.pool import EnginePool
-from actors.generation.types import GenerationRequest
 from actors.heap import freeze_heap
 from actors.models.hf import check_model_dir
 from actors.rollout.assemble import TRAIN_FIELDS
 from actors.rollout.group_requests import group_requests
-from actors.rollout.in_flight import PromptGroup
 from actors.rollout.loop import Pace, RolloutLoop
 from actors.rollout.prompts import PromptEncoder, PromptStream
 from actors.rollout.samples import SLOWEST, Progress, StepReport, Validation
@@ -130,7 +129,7 @@ class Collector:
         ahead = self._config.mode == "async"
         self._loop = RolloutLoop(
             stream=self._stream,
-            requests=self._requests,
+            requests=partial(group_requests, rollout=self._config.rollout, seed=self._config.seed),
             rows=self._config.rollout.responses_per_prompt,
             pool=self._new_pool(),  # a pool belongs to one thread
             scoring=Scoring(
@@ -178,9 +177,6 @@ class Collector:
         scores: Any = self._scorer.score.remote(list(problems), list(responses))
         verdicts: list[Verdict] = wait(scores, who=names.ENVIRONMENT, what="score", timeout_s=self._config.deadlines.score)
         return verdicts
-
-    def _requests(self, group: PromptGroup) -> list[GenerationRequest]:
-        return group_requests(group, self._config.rollout, self._config.seed)
 
     def _generating(self) -> RolloutLoop:
         if self._loop is None:
