@@ -34,9 +34,8 @@ from actors.generation.types import WeightUpdate
 from actors.policy.executors import Request
 from actors.policy.group import PolicyGroup
 from actors.rollout.assemble import ROLLOUT_FIELDS, TRAIN_FIELDS
-from actors.rollout.ledger_actor import Stored
 from actors.rollout.samples import Progress, Sample, StepReport, Validation
-from actors.rollout.transitions import Admitted
+from actors.rollout.transitions import Admitted, Committed
 from configs.run import RunConfig
 from configs.validation import ValidationConfig
 from flows.grpo import grpo
@@ -93,7 +92,7 @@ class StubCollector:
                 raise InterruptedError("it was stopped")
             given = ray.get(ledger.reserve.remote(uids, self._rollout.responses_per_prompt, 1.0)).given
         _compute("rollout", step)
-        ray.get(ledger.commit.remote([Stored(place.uid, self._meta(place), place.version, place.version) for place in given]))
+        ray.get(ledger.commit.remote([Committed(place.uid, self._meta(place), place.version, place.version) for place in given]))
 
     def _meta(self, place: Admitted) -> KVBatchMeta:
         tags = tuple(

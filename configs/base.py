@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+from configs.names import did_you_mean
 
 
 class ConfigError(ValueError):
@@ -51,10 +52,7 @@ def _suggest(root: type[BaseModel], path: list[str]) -> str:
         else:  # a place in a list, a key of a dict, or which model of a union it is
             models = [model for model in models if part in _tags(model)] or models
     names = list(dict.fromkeys(name for model in models for name in model.model_fields))
-    if not names:
-        return ""
-    near = difflib.get_close_matches(path[-1], names, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; valid fields here: {', '.join(names)}"
+    return "; " + did_you_mean(path[-1], names, f"valid fields here: {', '.join(names)}", cutoff=0.5) if names else ""
 
 
 def _models_of(annotation: Any) -> list[type[BaseModel]]:

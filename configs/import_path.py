@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from configs.base import ConfigError
+from configs.names import did_you_mean
 
 IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
@@ -21,8 +21,7 @@ def check_name(value: str, known: Sequence[str], what: str) -> str:
     """
     if value in known or IMPORT_PATH.fullmatch(value):
         return value
-    near = difflib.get_close_matches(value, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known)}, or package.module:Name"
+    hint = did_you_mean(value, known, f"use one of {', '.join(known)}, or package.module:Name")
     raise ValueError(f"no such {what}; {hint}")
 
 
@@ -38,7 +37,6 @@ def imported(path: str, field: str) -> Any:
     except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's module may raise anything, and a script exits)
         raise ConfigError(f"{field}: cannot import {path!r}: {type(error).__name__}: {error}") from None
     if not hasattr(module, name):
-        near = difflib.get_close_matches(name, dir(module), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"{field}: cannot import {path!r}: {module_name} has no {name!r}{hint}")
+        hint = did_you_mean(name, dir(module), "name a class or function of it")
+        raise ConfigError(f"{field}: cannot import {path!r}: {module_name} has no {name!r}; {hint}")
     return getattr(module, name)

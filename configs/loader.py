@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -11,6 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from configs.base import ConfigError, explain
+from configs.names import did_you_mean
 from configs.run import BaseConfig, BaseRunConfig, RunConfig
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -66,8 +66,8 @@ def _flow_of(root: type[BaseConfig]) -> Any:
 def _read(recipe: str, root: type[BaseConfig]) -> dict[str, Any]:
     path = Path(recipe) if recipe.endswith((".yaml", ".yml")) else RECIPES / f"{recipe}.yaml"
     if not path.is_file():
-        near = difflib.get_close_matches(recipe, recipe_names(root), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"recipes: {', '.join(recipe_names(root))}; or give a path that ends in .yaml"
+        names = recipe_names(root)
+        hint = did_you_mean(recipe, names, f"recipes: {', '.join(names)}; or give a path that ends in .yaml")
         raise ConfigError(f"no recipe {recipe!r}: {hint}")
     try:
         values = yaml.safe_load(path.read_text())

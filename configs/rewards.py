@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
@@ -11,6 +10,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_va
 
 from configs.base import StrictModel
 from configs.import_path import IMPORT_PATH
+from configs.names import did_you_mean
 from configs.secrets import SecretReference
 
 _NAME = r"[A-Za-z][A-Za-z0-9_]*"
@@ -229,6 +229,5 @@ def check_labels(rewards: tuple[AnyReward, ...], scoring: ScoringConfig) -> None
     if doubled := [label for label in labels if labels.count(label) > 1]:
         raise ValueError(f"rewards: two are called {doubled[0]!r}: give each a `name` of its own")
     if scoring.success is not None and scoring.success not in labels:
-        near = difflib.get_close_matches(scoring.success, labels, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}?" if near else f"they are {', '.join(labels)}"
+        hint = did_you_mean(scoring.success, labels, f"they are {', '.join(labels)}", cutoff=0.4)
         raise ValueError(f"scoring.success: no reward is called {scoring.success!r}; {hint}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from actors.data_plane.interface import RowCountError, UnknownConsumerError, UnknownFieldError, UnsatisfiableClaimError
 from actors.data_plane.meta import KVBatchMeta
+from configs.names import did_you_mean
 
 MAX_FIELDS = 63  # the columns of a sample travel as the bits of one integer
 
@@ -50,8 +50,7 @@ class Schema:
         for name in names:
             if name in self.fields:
                 continue
-            near = difflib.get_close_matches(name, self.fields, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"its columns: {', '.join(sorted(self.fields))}"
+            hint = did_you_mean(name, self.fields, f"its columns: {', '.join(sorted(self.fields))}")
             raise UnknownFieldError(f"partition {partition_id!r} has no column {name!r}; {hint}")
 
     def check_put(self, meta: KVBatchMeta, columns: Mapping[str, Sequence[object]]) -> None:

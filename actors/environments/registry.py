@@ -6,6 +6,7 @@ import inspect
 
 from actors.environments.base import Environment
 from configs.base import ConfigError
+from configs.curriculum import CurriculumConfig
 from configs.environment import EnvironmentConfig, SourceConfig
 from configs.import_path import imported
 from configs.secrets import resolve
@@ -28,56 +29,57 @@ def _construct(config: EnvironmentConfig, seed: int) -> Environment:
     if config.sources:
         from actors.environments.dataset.mixture import Mixture
 
-        return Mixture({source.name: _source(source, seed) for source in config.sources}, [source.weight for source in config.sources])
+        sources = {
+            source.name: _generated(source, seed) if source.kind == "reasoning_gym" else _read(source, f"environment.sources.{source.name}")
+            for source in config.sources
+        }
+        return Mixture(sources, [source.weight for source in config.sources])
     if config.kind == "reasoning_gym":
-        from actors.environments.reasoning_gym import ReasoningGymEnvironment  # imports every generator: 2 s
-
-        return ReasoningGymEnvironment(
-            task=config.task,
-            options=config.task_options,
-            seed=seed,
-            train_size=config.train_size,
-            validation_size=config.validation_size,
-            curriculum=config.curriculum,
-        )
+        return _generated(config, seed, config.curriculum)
     if config.kind == "python":
         return _imported(config)
-    assert config.path is not None  # EnvironmentConfig checks it
-    if config.streaming:
-        from actors.environments.dataset.streamed import StreamedDataset
+    return _streamed(config, seed) if config.streaming else _read(config, "environment")
 
-        assert config.validation_path is not None  # likewise
-        return StreamedDataset(
-            path=config.path,
-            validation_path=config.validation_path,
-            validation_size=config.validation_size,
-            fields=config.fields,
-            seed=seed,
-            shuffle_buffer=config.shuffle_buffer,
-        )
-    from actors.environments.dataset.environment import DatasetEnvironment
 
-    return DatasetEnvironment(
-        path=config.path, validation_path=config.validation_path, validation_size=config.validation_size, fields=config.fields
+def _generated(config: EnvironmentConfig | SourceConfig, seed: int, curriculum: CurriculumConfig | None = None) -> Environment:
+    from actors.environments.reasoning_gym import ReasoningGymEnvironment  # imports every generator: 2 s
+
+    assert config.task is not None  # SourceConfig checks it
+    return ReasoningGymEnvironment(
+        task=config.task,
+        options=config.task_options,
+        seed=seed,
+        train_size=config.train_size,
+        validation_size=config.validation_size,
+        curriculum=curriculum,
     )
 
 
-def _source(source: SourceConfig, seed: int) -> Environment:
-    if source.path is not None:
-        from actors.environments.dataset.environment import DatasetEnvironment
+def _read(config: EnvironmentConfig | SourceConfig, field: str) -> Environment:
+    from actors.environments.dataset.environment import DatasetEnvironment
 
-        return DatasetEnvironment(
-            path=source.path,
-            validation_path=source.validation_path,
-            validation_size=source.validation_size,
-            fields=source.fields,
-            field=f"environment.sources.{source.name}",
-        )
-    from actors.environments.reasoning_gym import ReasoningGymEnvironment
+    assert config.path is not None  # both configurations check it
+    return DatasetEnvironment(
+        path=config.path,
+        validation_path=config.validation_path,
+        validation_size=config.validation_size,
+        fields=config.fields,
+        field=field,
+    )
 
-    assert source.task is not None  # SourceConfig checks it
-    return ReasoningGymEnvironment(
-        task=source.task, options=source.task_options, seed=seed, train_size=source.train_size, validation_size=source.validation_size
+
+def _streamed(config: EnvironmentConfig, seed: int) -> Environment:
+    from actors.environments.dataset.streamed import StreamedDataset
+
+    assert config.path is not None  # EnvironmentConfig checks both
+    assert config.validation_path is not None
+    return StreamedDataset(
+        path=config.path,
+        validation_path=config.validation_path,
+        validation_size=config.validation_size,
+        fields=config.fields,
+        seed=seed,
+        shuffle_buffer=config.shuffle_buffer,
     )
 
 

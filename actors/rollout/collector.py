@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import ray
@@ -24,17 +25,15 @@ from actors.environments.dataset.problems import prompt_digest
 from actors.environments.rewards.base import Response
 from actors.environments.scoring.verdict import Verdict
 from actors.generation.pool import EnginePool
-from actors.generation.types import GenerationRequest
 from actors.heap import freeze_heap
 from actors.models.hf import check_model_dir
 from actors.rollout.assemble import TRAIN_FIELDS
 from actors.rollout.group_requests import group_requests
-from actors.rollout.in_flight import PromptGroup
 from actors.rollout.loop import Pace, RolloutLoop
 from actors.rollout.prompts import PromptEncoder, PromptStream
 from actors.rollout.samples import SLOWEST, Progress, StepReport, Validation
 from actors.rollout.scoring import Scoring
-from actors.rollout.supervised import SampleReader, SampleStream, SupervisedBatches
+from actors.rollout.supervised import SampleReader, SupervisedBatches
 from actors.rollout.validation import OWN_SET, Validator, held_out_problems
 from actors.waiting import ActorTimeoutError, find, wait
 from configs.environment import EnvironmentConfig
@@ -87,8 +86,8 @@ class Collector:
         self._partition = "train"
         self._plane.register_partition(self._partition, fields=TRAIN_FIELDS, capacity=config.data_plane.capacity_samples)
         # One stream: the first rollout draws the prompts that follow those of the warm start.
-        reader = SampleReader(self._encoder, int(check_model_dir(model_path).max_position_embeddings), "error")
-        self._warm_start, self._examples = SupervisedBatches(self._plane, "warm_start"), SampleStream(self._stream, reader)
+        self._reader = SampleReader(self._encoder, int(check_model_dir(model_path).max_position_embeddings), "error")
+        self._warm_start = SupervisedBatches(self._plane, "warm_start")
         self._loop: RolloutLoop | None = None
 
     def ready(self) -> str:
@@ -130,7 +129,7 @@ class Collector:
         ahead = self._config.mode == "async"
         self._loop = RolloutLoop(
             stream=self._stream,
-            requests=self._requests,
+            requests=partial(group_requests, rollout=self._config.rollout, seed=self._config.seed),
             rows=self._config.rollout.responses_per_prompt,
             pool=self._new_pool(),  # a pool belongs to one thread
             scoring=Scoring(
@@ -163,7 +162,8 @@ class Collector:
 
     def supervised(self, step: int) -> KVBatchMeta:
         """The next warm-start batch: prompts of the training stream with the environment's own answers."""
-        return self._warm_start.put(self._examples.draw(self._config.warm_start.batch_size), f"warm-start batch {step}")
+        samples = self._reader.draw(self._stream, self._config.warm_start.batch_size)
+        return self._warm_start.put(samples, f"warm-start batch {step}")
 
     def clear(self, meta: KVBatchMeta) -> None:
         """Forget these samples."""
@@ -177,9 +177,6 @@ class Collector:
         scores: Any = self._scorer.score.remote(list(problems), list(responses))
         verdicts: list[Verdict] = wait(scores, who=names.ENVIRONMENT, what="score", timeout_s=self._config.deadlines.score)
         return verdicts
-
-    def _requests(self, group: PromptGroup) -> list[GenerationRequest]:
-        return group_requests(group, self._config.rollout, self._config.seed)
 
     def _generating(self) -> RolloutLoop:
         if self._loop is None:

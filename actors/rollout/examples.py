@@ -8,7 +8,6 @@ An `Environment` has the same two methods, so that its questions and answers are
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 from typing import IO, Any
@@ -20,6 +19,7 @@ from actors.environments import Problem, Split, build
 from actors.environments.dataset.rows import json_lines, parse_line, reading
 from actors.rollout.prompts import Problems
 from configs.base import ConfigError
+from configs.names import did_you_mean
 from configs.sft import SupervisedDataConfig
 
 _SPLIT = 7919  # beside the run's seed: the held-out rows are not the first ones of an epoch's order
@@ -121,6 +121,5 @@ def _problem(url: str, number: int, row: dict[str, Any], fields: dict[str, str])
 
 def _no_field(setting: str, name: str, where: str, given: Iterable[str]) -> ConfigError:
     names = list(given)
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names) or 'none'}"
+    hint = did_you_mean(name, names, f"it has {', '.join(names) or 'none'}")
     return ConfigError(f"{setting}: {where} has no field {name!r}; {hint}")

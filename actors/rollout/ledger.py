@@ -16,9 +16,9 @@ Every change is a transition (transitions.py), made in one place (`_record`); `s
 
 A group is trained at most once, and no group is lost: admitted = in the buffer + failed + evicted + dropped + trained.
 
-Rows are cleared through a callback inside each change of state, before the state changes: no caller can forget keys or die while it holds
-them, and when clearing fails the group is where it was, and the call can be repeated (clearing twice is no error). A group in flight has a
-writer that may be putting rows, so evicting it only cancels it: its keys are cleared when the writer lets go.
+Each change of state first clears the rows through a callback. When clearing fails, the group keeps its state and the call can be repeated
+(clearing twice is no error). The writer of a group in flight may still put rows: eviction only cancels such a group, and its keys are
+cleared when the writer commits or fails it.
 
 One caller at a time: `ledger_actor` holds a lock around every call.
 """
@@ -44,11 +44,11 @@ class LedgerError(RuntimeError):
 
 
 class UnknownGroupError(LedgerError):
-    """A uid that the buffer does not hold: never reserved, or gone."""
+    """The buffer does not hold this uid: it was never reserved, or is gone."""
 
 
 class GroupStateError(LedgerError):
-    """A change that the group's state does not allow, or rows that are not the reserved ones."""
+    """The group's state does not allow the change, or the rows are not the reserved ones."""
 
 
 class SamplerError(LedgerError):
@@ -60,7 +60,8 @@ class Claim:
     """Groups taken for one training step.
 
     Attributes:
-        meta: their rows, group by group. version: being trained. ages: of each group, in weight versions.
+        meta: rows of the groups, group by group. version: weight version that the step trains.
+        ages: age of each group, in weight versions.
     """
 
     uids: tuple[str, ...]
@@ -73,11 +74,11 @@ class Ledger:
     """See the module's picture.
 
     Args:
-        capacity: most groups held, in any state. max_in_flight: most groups in flight or cancelled.
-        version: of the weights that the next step trains.
-        clear: forgets these keys in the data plane; keys that were never written are no error.
-        clock: seconds, monotonic.
-        journal: hears of all transitions that were made together, after they were made.
+        capacity: largest number of groups held, in any state. max_in_flight: largest number in flight or cancelled.
+        version: version of the weights that the next step trains.
+        clear: callback that removes keys from the data plane; keys that were never written are no error.
+        clock: monotonic time, in seconds.
+        journal: callback that receives all transitions made together, after they are made.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Ledger:
     # ---- the writer's side: the collector ----
 
     def reserve(self, uid: str, rows: int) -> Admitted | Refusal:
-        """A slot for the `rows` responses to prompt `uid`, with the keys to write them under; or why there is none at present.
+        """Reserve a slot and the keys for the `rows` responses to prompt `uid`; or say why there is none at present.
 
         Raises:
             GroupStateError: the buffer holds a group of this uid. ValueError: no rows.
@@ -121,7 +122,7 @@ class Ledger:
         return place
 
     def commit(self, uid: str, meta: KVBatchMeta, start_version: int, end_version: int) -> bool:
-        """All rows are written. False: the group was not wanted any more (cancelled, or too old), and its rows are cleared.
+        """Store a group whose rows are all written. False: it was cancelled or is too old, and its rows are cleared.
 
         Raises:
             UnknownGroupError. GroupStateError: not in flight, other keys than reserved, or versions that run backwards.
@@ -206,7 +207,7 @@ class Ledger:
         self._record(*(Ended(uid, "trained") for uid in groups))
 
     def drop(self, uids: Iterable[str], reason: str) -> None:
-        """Throw away committed or claimed groups, for example those without reward variance; others are admitted in their place.
+        """Remove committed or claimed groups, for example those without reward variance; others are admitted in their place.
 
         Raises:
             UnknownGroupError. GroupStateError: in flight. In both cases nothing changes.
@@ -230,7 +231,7 @@ class Ledger:
         return tuple(late)
 
     def clear(self) -> None:
-        """Forget every group in any state, and clear its keys. For the end of a run, when nobody writes or trains."""
+        """Remove every group and clear its keys. For the end of a run, when nobody writes or trains."""
         self._record(*(Ended(uid, "dropped/end") for uid in self._groups))
 
     # ---- as one value ----
@@ -250,7 +251,7 @@ class Ledger:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Be what `state` was taken of; its rows must be in the data plane. The journal hears nothing."""
+        """Take over what `state` returned; its rows must be in the data plane. The journal receives nothing."""
         now = self._clock()
         self._groups = {group.uid: replace(group, since=now - group.since) for group in _GROUPS.validate_python(state["groups"])}
         self._version, self._trained_now = state["version"], state["trained_now"]

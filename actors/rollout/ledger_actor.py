@@ -1,4 +1,4 @@
-"""LedgerActor: the replay buffer of a run, for its collector and its trainer. One lock, rows cleared inside it, no wait without an end.
+"""The ledger as an actor, for the collector and the trainer of a run. One lock, rows cleared inside it, every wait with a deadline.
 
     Collector ── reserve (waits for a place) ──► ┌─────────────────────┐ ◄── claim (waits for groups) ── rollout task
               ── commit, fail, abandon ────────► │ lock {Ledger} │ ◄── trained, drop, release, set_version ── other tasks
@@ -25,7 +25,7 @@ from actors.data_plane.meta import KVBatchMeta
 from actors.heap import freeze_heap
 from actors.rollout.ledger import Claim, Ledger, LedgerError
 from actors.rollout.staleness import Refusal, build
-from actors.rollout.transitions import Admitted
+from actors.rollout.transitions import Admitted, Committed
 from actors.waiting import ActorGoneError
 from configs.staleness import AsyncConfig
 
@@ -42,7 +42,7 @@ class LedgerClosedError(LedgerError):
 
 @dataclass(frozen=True)
 class ClaimReply:
-    """What a claim comes back with.
+    """Result of `LedgerActor.claim`.
 
     Attributes:
         claim: the groups; None when the wait ended without enough of them, and the caller may ask again.
@@ -57,27 +57,17 @@ class ClaimReply:
 
 @dataclass(frozen=True)
 class Places:
-    """What `LedgerActor.reserve` comes back with.
+    """Result of `LedgerActor.reserve`.
 
     Attributes:
-        given: for the first of the prompts that were asked for.
-        refusal: why the next one got none; None when all did.
-        cancelled: uids in flight that are not wanted any more.
+        given: places for the first prompts of the request.
+        refusal: reason why the next prompt got no place; None when all got one.
+        cancelled: uids of cancelled groups.
     """
 
     given: tuple[Admitted, ...]
     refusal: Refusal | None
     cancelled: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A group whose rows are all written. Attributes: as the arguments of `Ledger.commit`."""
-
-    uid: str
-    meta: KVBatchMeta
-    start_version: int
-    end_version: int
 
 
 class LedgerActor:
@@ -157,7 +147,7 @@ class LedgerActor:
         with self._change():
             self._writer_gave_up, self._writer_error = "", None
 
-    def commit(self, groups: Sequence[Stored]) -> tuple[bool, ...]:
+    def commit(self, groups: Sequence[Committed]) -> tuple[bool, ...]:
         """As `Ledger.commit`, of each."""
         with self._change():
             return tuple(self._buffer.commit(group.uid, group.meta, group.start_version, group.end_version) for group in groups)

@@ -30,14 +30,15 @@ from actors.environments.scoring.verdict import metrics as scoring_metrics
 from actors.generation.pool import EnginePool
 from actors.generation.types import EngineDiedError, GenerationRequest
 from actors.rollout.in_flight import InFlight, PromptGroup
-from actors.rollout.ledger_actor import Places, Stored
+from actors.rollout.ledger_actor import Places
 from actors.rollout.prompts import DrawnPrompt, PromptStream
 from actors.rollout.samples import SLOWEST, Progress, Sample, SlowSample, StepReport, slowest
 from actors.rollout.scoring import Scoring, Written, observe, shown
+from actors.rollout.transitions import Committed
 from actors.waiting import ActorTimeoutError, wait
 
 _POLL_S = 0.1  # longest wait for one thing before a look at the others
-_PLACE_S = 1.0  # longest wait of one question, inside the ledger, for a place
+_PLACE_S = 1.0  # longest wait of one `reserve`, inside the ledger
 _CALL_S = 60.0  # longest wait for an answer of the ledger
 _JOIN_S = 30.0
 _DOING = {"generate": "time/generate", "score": "time/score_and_store", "idle": "idle/generator_s"}  # and the metric of its seconds
@@ -48,8 +49,9 @@ class Pace:
     """How the loop takes places.
 
     Attributes:
-        at_once: prompts that are asked for together. ahead: also while others are being answered.
-        outlives_engines: it goes on with the engines that are left when one dies. sleeps: engines sleep when all groups are stored.
+        at_once: number of prompts asked for together. ahead: whether places are taken while other groups are in flight.
+        outlives_engines: whether it goes on with the remaining engines when one dies.
+        sleeps: whether engines sleep when all groups are stored.
     """
 
     at_once: int
@@ -62,11 +64,11 @@ class RolloutLoop:
     """Begins at once, and goes on until `stop`.
 
     Args:
-        stream: of prompts; drawn from in the thread alone.
-        requests: of a group.
-        rows: responses per prompt.
+        stream: source of prompts; only the loop's thread draws from it.
+        requests: function that makes the requests of a group.
+        rows: number of responses per prompt.
         ledger: handle of the ledger's actor.
-        shown: most samples that a report holds.
+        shown: largest number of samples in a report.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class RolloutLoop:
         self._drawn: deque[DrawnPrompt] = deque()
         self._begun: dict[str, Written | None] = {}  # groups in the order of drawing, until those before them are noted
         self._prompt_metrics: dict[str, float] = {}
-        self._asked: Any = None  # the question that the ledger has not answered yet
+        self._asked: Any = None  # the pending call of `reserve`
         self._asked_at = 0.0
         self._known_dead: set[str] = set()
         self._stopping, self._ended = threading.Event(), threading.Event()
@@ -168,7 +170,7 @@ class RolloutLoop:
             self._ended.set()
 
     def _admit(self) -> None:
-        """Begin what there are places for. The question that is out waits in the ledger: while there is no place, that costs no calls."""
+        """Begin as many groups as there are places. The pending `reserve` waits inside the ledger, so waiting costs no further calls."""
         begun: list[PromptGroup] = []
         while (places := self._places(wait_s=0.0 if begun or self._flying or self._scoring else _POLL_S)) is not None:
             for uid in places.cancelled:
@@ -188,7 +190,7 @@ class RolloutLoop:
         self._pool.submit([request for group in begun for request in self._requests(group)])
 
     def _places(self, wait_s: float) -> Places | None:
-        """The answer to the question that is out, if it comes within `wait_s` seconds."""
+        """The result of the pending `reserve`, if it comes within `wait_s` seconds."""
         if self._asked is None:
             if not self._pace.ahead and (self._flying or self._scoring):
                 return None
@@ -239,7 +241,7 @@ class RolloutLoop:
         if self._pace.sleeps and not self._flying and not self._scoring:
             self._pool.sleep()  # before the trainer hears of the last group: it needs the memory
         stored = [
-            Stored(done.group.uid, meta, min(tag["start_version"] for tag in meta.tags), max(tag["end_version"] for tag in meta.tags))
+            Committed(done.group.uid, meta, min(tag["start_version"] for tag in meta.tags), max(tag["end_version"] for tag in meta.tags))
             for done in scored
             if (meta := done.meta) is not None
         ]
@@ -249,7 +251,7 @@ class RolloutLoop:
         self._count()
 
     def _note(self) -> None:
-        """What the curriculum and the next report hear of groups, in the order in which these were drawn."""
+        """Pass finished groups to the curriculum and the next report, in the order of drawing."""
         noted: list[Written] = []
         while self._begun and (done := self._begun[next(iter(self._begun))]) is not None:
             noted.append(self._begun.pop(done.group.uid) or done)
@@ -294,7 +296,7 @@ class RolloutLoop:
 
 
 def _portable(error: Exception) -> Exception | None:
-    """The error, if another process can have it."""
+    """The error, if it can be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001  (its class may be a user's)

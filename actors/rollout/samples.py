@@ -191,11 +191,6 @@ class Validation(BaseModel):
         )
 
     @property
-    def mean_at_k(self) -> float:
-        """Accuracy under its other name: the mean over problems of the mean over their answers."""
-        return self.accuracy
-
-    @property
     def estimate(self) -> tuple[float, float, float]:
         """Accuracy, low, high."""
         return self.accuracy, self.low, self.high
@@ -220,7 +215,7 @@ class Validation(BaseModel):
         found |= {f"accuracy/{name}": self.accuracy, f"accuracy/{name}/low": self.low, f"accuracy/{name}/high": self.high}
         found |= {f"pass@{k}/{name}": value for k, value in self.pass_at.items()}
         if self.samples_per_prompt > 1:
-            found[f"mean@{self.samples_per_prompt}/{name}"] = self.mean_at_k
+            found[f"mean@{self.samples_per_prompt}/{name}"] = self.accuracy
         outcomes = {"timed_out": self.timed_out, "failed": self.failed, "no_opinion": self.no_opinion}
         found |= {f"{outcome}/{name}": count / self.count for outcome, count in outcomes.items()}
         return found | {f"reward/{name}": self.reward, f"truncated/{name}": self.truncated, f"length/{name}": self.tokens_mean}

@@ -38,15 +38,15 @@ class Group:
     """The responses to one prompt.
 
     Attributes:
-        uid: of the prompt; unique among the groups that the buffer holds.
-        keys: of its rows in the data plane, minted at admission.
-        state: cancelled is in flight and unwanted: it holds its slot until its writer lets go.
+        uid: id of the prompt; unique among the groups that the buffer holds.
+        keys: keys of its rows in the data plane, minted at admission.
+        state: "cancelled" means in flight and unwanted; the group holds its slot until its writer commits or fails it.
         start_version: version of the first token; until the commit the version at admission, which is a lower bound.
-        target_version: the version whose step it is for, or None.
+        target_version: version whose step trains it, or None.
         since: clock time of the last change of state, in seconds.
-        end_version: version of the last token. commit_number: counts commits. meta: its rows. All three from the commit on.
-        claimed_version: the version that was being trained when it was claimed last.
-        evicted: of a cancelled group, why.
+        end_version, commit_number, meta: version of the last token, number of commits before this one, and rows; set by the commit.
+        claimed_version: version that was trained when it was claimed last.
+        evicted: reason why it was cancelled.
     """
 
     uid: str
@@ -123,10 +123,13 @@ class StalenessSampler(Protocol):
 
 
 class _Aged:
-    """What the rules that follow share: their two numbers, and the age bound."""
+    """What the built-in rules share: their two numbers, A + 1 steps of capacity, and the age bound."""
 
     def __init__(self, max_age: int, groups_per_step: int) -> None:
         self._max_age, self._groups_per_step = max_age, groups_per_step
+
+    def required_capacity(self) -> int:
+        return self._groups_per_step * (self._max_age + 1)
 
     def evict(self, state: BufferState) -> Mapping[str, str]:
         oldest = state.version - self._max_age
@@ -148,9 +151,6 @@ class Windowed(_Aged):
 
 class _Gated(_Aged):
     """Admission bounded as in AReaL's staleness control (arXiv 2505.24298): generation runs at most A steps ahead of training."""
-
-    def required_capacity(self) -> int:
-        return self._groups_per_step * (self._max_age + 1)
 
     def admit(self, state: BufferState) -> Admission | Refusal:
         ahead, most = state.ahead(), self.required_capacity()
@@ -180,9 +180,6 @@ class WeightFifo(_Gated):
 
 class InOrder(_Aged):
     """Each step has its own groups, chosen when they are admitted."""
-
-    def required_capacity(self) -> int:
-        return self._groups_per_step * (self._max_age + 1)
 
     def admit(self, state: BufferState) -> Admission | Refusal:
         for version in range(state.version, state.version + self._max_age + 1):

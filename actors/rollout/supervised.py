@@ -1,6 +1,6 @@
 """Supervised batches: prompts with the responses to learn, as columns in the data plane.
 
-    Problems ──seeded order──► SampleStream ──tokens──► SupervisedBatches ──put(columns)──► data plane
+    PromptStream ──problems──► SampleReader ──tokens──► SupervisedBatches ──put(columns)──► data plane
                                   └── too long: an error, or dropped and counted       └──► meta: keys, lengths, tags
 
 `SupervisedCollector` is the actor of the `sft` flow; GRPO's collector makes the warm start's batches of the same parts.
@@ -82,29 +82,22 @@ class SampleReader:
         found = (self.read(str(number), problem) for number, problem in enumerate(problems))
         return (sample for sample in found if sample is not None)
 
-
-class SampleStream:
-    """Training samples without end, each epoch in a seeded order of its own."""
-
-    def __init__(self, problems: PromptStream, reader: SampleReader) -> None:
-        self._problems, self._reader = problems, reader
-
-    def draw(self, count: int) -> list[TokenSample]:
-        """The next `count` samples.
+    def draw(self, problems: PromptStream, count: int) -> list[TokenSample]:
+        """The next `count` training samples.
 
         Raises:
-            SampleTooLongError: see `SampleReader.read`; or every sample of an epoch was dropped.
+            SampleTooLongError: see `read`; or every sample of an epoch was dropped.
         """
         drawn: list[TokenSample] = []
-        last = self._problems.position
+        last = problems.position
         while len(drawn) < count:
-            ((uid, problem),) = self._problems.draw(1)
-            sample = self._reader.read(uid, problem)
+            ((uid, problem),) = problems.draw(1)
+            sample = self.read(uid, problem)
             if sample is not None:
                 drawn.append(sample)
-                last = self._problems.position
-            elif self._problems.position - last >= self._problems.patience:
-                raise SampleTooLongError(f"each of the {self._problems.size} training samples is too long and was dropped")
+                last = problems.position
+            elif problems.position - last >= problems.patience:
+                raise SampleTooLongError(f"each of the {problems.size} training samples is too long and was dropped")
         return drawn
 
 
@@ -150,7 +143,7 @@ class SupervisedCollector:
         self._replicas = config.policy.parallel.data
         self._batch_size, self._validation_batch_size = config.batch_size, config.validation_batch_size or config.batch_size
         self._reader = SampleReader(encoder, longest, config.data.on_too_long)
-        self._stream = SampleStream(PromptStream(problems, config.seed), self._reader)
+        self._stream = PromptStream(problems, config.seed)
         held_out = SampleReader(encoder, longest, config.data.on_too_long)
         self._held_out = list(held_out.read_all(problems.problem("validation", i) for i in range(problems.size("validation"))))
         self._plane = connect(address, timeout_s=config.data_plane.timeout_s)
@@ -164,7 +157,7 @@ class SupervisedCollector:
 
     def supervised(self, step: int) -> KVBatchMeta:
         """The next training batch. `extra_info["dropped_samples"]` counts the samples that were too long up to here."""
-        meta = self._train.put(self._stream.draw(self._batch_size), f"train batch {step}")
+        meta = self._train.put(self._reader.draw(self._stream, self._batch_size), f"train batch {step}")
         return meta.model_copy(update={"extra_info": {"dropped_samples": self._reader.dropped}})
 
     def validation_batches(self) -> int:

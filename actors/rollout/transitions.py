@@ -1,4 +1,4 @@
-"""What can happen to a prompt group, as values: the only way in which the ledger changes, and what a journal of it would hold.
+"""What can happen to a prompt group, as values. The ledger changes only by these, and its journal receives them.
 
 Admitted ─► Committed ─► Claimed ─► Ended("trained")
    │            ▲            │
@@ -9,9 +9,6 @@ Admitted ─► Committed ─► Claimed ─► Ended("trained")
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-from pydantic import TypeAdapter
 
 from actors.data_plane.meta import KVBatchMeta
 
@@ -21,7 +18,7 @@ class Admitted:
     """A place was given.
 
     Attributes:
-        keys: under which the group's rows must be written. version: being trained when it was admitted. target_version: see `Group`.
+        keys: keys of the group's rows in the data plane. version: weight version trained at admission. target_version: see `Group`.
     """
 
     uid: str
@@ -32,7 +29,11 @@ class Admitted:
 
 @dataclass(frozen=True)
 class Committed:
-    """All rows are written. Attributes: versions that sampled the first and the last token."""
+    """All rows are written.
+
+    Attributes:
+        start_version, end_version: weight versions that sampled the first and the last token.
+    """
 
     uid: str
     meta: KVBatchMeta
@@ -42,7 +43,7 @@ class Committed:
 
 @dataclass(frozen=True)
 class Cancelled:
-    """In flight and unwanted: its writer is told to stop. Attributes: how it will end."""
+    """In flight and unwanted: its writer is told to stop. `how`: as in `Ended`."""
 
     uid: str
     how: str
@@ -83,9 +84,3 @@ class Announced:
 
 
 Transition = Admitted | Committed | Cancelled | Claimed | Released | Ended | Announced
-
-
-def as_json(transition: Transition) -> dict[str, Any]:
-    """One JSON object: the kind, and the transition's attributes."""
-    values: dict[str, Any] = TypeAdapter(type(transition)).dump_python(transition, mode="json")
-    return {"kind": type(transition).__name__.lower(), **values}

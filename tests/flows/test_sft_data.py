@@ -21,7 +21,7 @@ from actors.models.scratch_model import write_scratch_model
 from actors.policy.objectives.sft import Sft
 from actors.rollout.examples import build_problems, read_rows, split_rows
 from actors.rollout.prompts import PromptEncoder, PromptStream
-from actors.rollout.supervised import SampleReader, SampleStream, SampleTooLongError, SupervisedBatches
+from actors.rollout.supervised import SampleReader, SampleTooLongError, SupervisedBatches, TokenSample
 from configs.base import ConfigError
 from configs.model import ModelConfig
 from configs.policy import PolicyConfig
@@ -181,9 +181,20 @@ class Numbers:
         return Problem(f"{split}:{index}", f"{index}?", "7" * (index + 1))
 
 
-def stream(encoder: PromptEncoder, size: int, longest: int, on_too_long: Any, seed: int = 0) -> tuple[SampleStream, SampleReader]:
-    reader = SampleReader(encoder, longest, on_too_long)
-    return SampleStream(PromptStream(Numbers(size), seed), reader), reader
+class Samples(SampleReader):
+    """The reader together with the stream that it draws from."""
+
+    def __init__(self, encoder: PromptEncoder, size: int, longest: int, on_too_long: Any, seed: int) -> None:
+        super().__init__(encoder, longest, on_too_long)
+        self.stream = PromptStream(Numbers(size), seed)
+
+    def next(self, count: int) -> list[TokenSample]:
+        return self.draw(self.stream, count)
+
+
+def stream(encoder: PromptEncoder, size: int, longest: int, on_too_long: Any, seed: int = 0) -> tuple[Samples, SampleReader]:
+    samples = Samples(encoder, size, longest, on_too_long, seed)
+    return samples, samples
 
 
 def test_prompt_and_response_are_the_rollouts_tokens_and_end_with_the_end_token(encoder: PromptEncoder) -> None:
@@ -215,22 +226,22 @@ def test_every_epoch_holds_each_sample_that_fits_once(encoder: PromptEncoder, si
     samples, reader = stream(encoder, size, longest, "drop", seed)
     if not fitting:
         with pytest.raises(SampleTooLongError, match=f"each of the {size} training samples"):
-            samples.draw(1)
+            samples.next(1)
         return
-    drawn = [tuple(map(int, sample.uid.split("."))) for count in batches for sample in samples.draw(count)]
+    drawn = [tuple(map(int, sample.uid.split("."))) for count in batches for sample in samples.next(count)]
     assert len(drawn) == sum(batches)
     assert {index for _, index in drawn} <= fitting
     epochs = [Counter(index for epoch, index in drawn if epoch == number) for number in range(-(-len(drawn) // len(fitting)))]
     assert all(epoch == Counter(fitting) for epoch in epochs[:-1])
     assert reader.dropped >= (len(epochs) - 1) * (size - len(fitting))
     again, _ = stream(encoder, size, longest, "drop", seed)
-    assert [sample.uid for count in batches for sample in again.draw(count)] == [f"{epoch}.{index}" for epoch, index in drawn]
+    assert [sample.uid for count in batches for sample in again.next(count)] == [f"{epoch}.{index}" for epoch, index in drawn]
 
 
 def test_a_sample_that_is_too_long_is_named_with_both_numbers(encoder: PromptEncoder) -> None:
     samples, _ = stream(encoder, 1, 5, "error")
     with pytest.raises(SampleTooLongError, match=r"train:0: 6 tokens with the response, at most 5 are allowed.*on_too_long=drop"):
-        samples.draw(1)
+        samples.next(1)
 
 
 # ---- columns ----
@@ -239,7 +250,7 @@ def test_a_sample_that_is_too_long_is_named_with_both_numbers(encoder: PromptEnc
 def test_columns_of_a_batch_and_of_its_fillers(encoder: PromptEncoder) -> None:
     plane = MemoryPlane()
     samples, _ = stream(encoder, 9, 100, "error", seed=4)
-    drawn = samples.draw(5)
+    drawn = samples.next(5)
     meta = SupervisedBatches(plane, "train").put(drawn, "batch 1", multiple_of=4)
     assert len(meta) == 8
     assert [tag["response_length"] for tag in meta.tags] == [*(len(sample.response) for sample in drawn), 0, 0, 0]
@@ -257,7 +268,7 @@ def test_the_loss_is_on_response_tokens_only(encoder: PromptEncoder) -> None:
     """Of random log-probabilities: the mean over response tokens of the real rows, whatever stands elsewhere."""
     plane = MemoryPlane()
     samples, _ = stream(encoder, 5, 100, "error")
-    drawn = samples.draw(3)
+    drawn = samples.next(3)
     meta = SupervisedBatches(plane, "train").put(drawn, "batch 1", multiple_of=2)
     columns = plane.get(meta, ["token_mask", "sample_mask"])
     mask = torch.nn.utils.rnn.pad_sequence(columns["token_mask"], batch_first=True)

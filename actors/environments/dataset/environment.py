@@ -18,7 +18,10 @@ class DatasetEnvironment(Environment):
     rows are in both splits: for evaluation alone.
 
     Args:
-        field: what the recipe calls the block that has `path`, for messages.
+        field: name of the block that has `path` in the recipe, for messages.
+
+    Attributes:
+        train_digests: `prompt_digest` of every training prompt, in their order.
 
     Raises:
         ConfigError: what cannot be read or used, by file, line and column; or too few rows.
@@ -33,7 +36,6 @@ class DatasetEnvironment(Environment):
         firsts: dict[bytes, int] = {}
         for index, digest in enumerate(self._digests(rows)):
             firsts.setdefault(digest, index)
-        self._duplicates = len(rows) - len(firsts)
         if validation_path:
             only_validated = path == validation_path  # a frozen set, of a model that is not trained
             held_out = self._rows["validation"] = rows if only_validated else Rows.read(validation_path, f"{field}.validation_path")
@@ -47,9 +49,8 @@ class DatasetEnvironment(Environment):
                 )
             last = list(firsts.items())[-validation_size:]
             validation, digests = [index for _, index in last], {digest for digest, _ in last}
-        self._held_out = 0
         self._numbers: dict[Split, np.ndarray] = {"train": np.array(list(firsts.values())), "validation": np.array(validation)}
-        self._train_digests = list(firsts)
+        self.train_digests = list(firsts)
         self.leave_out(digests)
 
     def size(self, split: Split) -> int:
@@ -60,33 +61,23 @@ class DatasetEnvironment(Environment):
             raise IndexError(f"{split} problem {index} of {self.size(split)}")
         return self._read(self._rows[split], int(self._numbers[split][index]))
 
-    def counts(self) -> dict[str, int]:
-        """Rows that are not trained on: duplicates of earlier ones, and prompts that are held out."""
-        return {"duplicates": self._duplicates, "held_out": self._held_out}
-
-    def train_digests(self) -> list[bytes]:
-        """`prompt_digest` of every training prompt, in their order."""
-        return self._train_digests
-
     def leave_out(self, held_out: Container[bytes], elsewhere: Container[bytes] = ()) -> None:
-        """Take prompts out of training, by their digests, before the first is drawn: those to validate with, and those that another source
-        of a mixture has (counted as duplicates).
+        """Take prompts out of training before the first is drawn.
+
+        Args:
+            held_out: digests of the prompts to validate with. elsewhere: digests of those that an earlier source of a mixture has.
 
         Raises:
             ConfigError: nothing is left.
         """
-        out = np.array([digest in held_out for digest in self._train_digests])
-        repeated = np.array([digest in elsewhere for digest in self._train_digests]) & ~out
-        self._held_out += int(out.sum())
-        self._duplicates += int(repeated.sum())
-        kept = ~(out | repeated)
+        kept = np.array([digest not in held_out and digest not in elsewhere for digest in self.train_digests])
         if not kept.any():
             raise ConfigError(
                 f"{self._field}.path: every prompt of {self._path} is held out for validation, or stands in an earlier source: "
                 "nothing is left to train on"
             )
         self._numbers["train"] = self._numbers["train"][kept]
-        self._train_digests = [digest for digest, keep in zip(self._train_digests, kept, strict=True) if keep]
+        self.train_digests = [digest for digest, keep in zip(self.train_digests, kept, strict=True) if keep]
 
     def _digests(self, rows: Rows) -> Iterator[bytes]:
         for table in rows.tables:

@@ -41,7 +41,7 @@ class Mixture(Environment):
         for source in self._sources.values():
             if isinstance(source, DatasetEnvironment):
                 source.leave_out(self._held_out, seen)
-                seen.update(source.train_digests())
+                seen.update(source.train_digests)
         self._order = interleave({name: source.size("train") for name, source in self._sources.items()}, weights)
 
     def size(self, split: Split) -> int:
@@ -53,14 +53,6 @@ class Mixture(Environment):
         name, number = self._order[index] if split == "train" else self._validation[index]
         found = self._train_problem(name, number) if split == "train" else self._sources[name].problem(split, number)
         return replace(found, source=name, uid=f"{name}:{found.uid}")
-
-    def counts(self) -> dict[str, int]:
-        """Rows of the data sets that are not trained on; see `DatasetEnvironment.counts`."""
-        total: dict[str, int] = {}
-        for source in self._sources.values():
-            for what, number in (source.counts() if isinstance(source, DatasetEnvironment) else {}).items():
-                total[what] = total.get(what, 0) + number
-        return total
 
     def _train_problem(self, name: str, number: int) -> Problem:
         source = self._sources[name]

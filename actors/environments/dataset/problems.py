@@ -6,7 +6,6 @@ column: nothing becomes text that was not meant as text.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
@@ -16,6 +15,7 @@ from typing import Any
 from actors.environments.base import Problem
 from configs.base import ConfigError
 from configs.environment import FieldsConfig
+from configs.names import did_you_mean
 
 _ROLES = ("system", "user", "assistant")
 
@@ -60,8 +60,7 @@ def _field(row: Mapping[str, Any], path: str, setting: str, place: str) -> Any:
     for part in path.split("."):
         if not isinstance(value, Mapping) or part not in value:
             names = [str(name) for name in value] if isinstance(value, Mapping) else []
-            near = difflib.get_close_matches(part, names, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names) or 'nothing inside'}"
+            hint = did_you_mean(part, names, f"it has {', '.join(names) or 'nothing inside'}", cutoff=0.5)
             raise ConfigError(f"{place}: no column {path!r} ({setting}); {hint}")
         value = value[part]
     return value

@@ -165,12 +165,8 @@ class StreamedDataset(Environment):
                 fresh = True
                 self._load(self._epoch + 1, 0, Position())
 
-    def counts(self) -> dict[str, int]:
-        """Rows passed over so far because they are held out."""
-        return {"held_out": self._passed}
-
     def stream_state(self) -> dict[str, Any]:
-        """Where it stands; JSON."""
+        """Where it stands; JSON. `passed`: rows passed over so far because they are held out."""
         return {
             "files": self._files,
             "shuffle_buffer": self._size,

@@ -40,7 +40,7 @@ class Reward(ABC):
 
     def reference(self, problem: Problem) -> str | None:
         """A response that must count as a success; None: there is none to make."""
-        return problem.answer
+        return None
 
     def corrupted(self, problem: Problem) -> str | None:
         """A response that must not count as a success; None: there is none to make."""

@@ -1,9 +1,10 @@
-"""From the recipe's `rewards` to objects. Each kind's module is imported when it is wanted: some take seconds."""
+"""From the recipe's `rewards` to objects. The module of a kind is imported when a recipe has that kind: some take seconds."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from actors.environments.base import Environment
 from actors.environments.rewards.base import Reward
@@ -11,9 +12,10 @@ from configs import rewards as configured
 from configs.base import ConfigError
 
 _ROOM = "actors.environments.rewards"
-_MODULES = {
-    "exact": "text", "regex": "text", "length": "text", "json_schema": "json_schema", "math": "math", "reasoning_gym": "reasoning_gym",
-    "python": "python", "environment": "environment",
+_CLASSES = {
+    "exact": "text:ExactReward", "regex": "text:RegexReward", "length": "text:LengthReward", "json_schema": "json_schema:JsonSchemaReward",
+    "math": "math:MathReward", "reasoning_gym": "reasoning_gym:ReasoningGymReward",
+    "python": "python:PythonReward", "environment": "python:EnvironmentReward",
 }  # fmt: skip
 
 
@@ -24,8 +26,8 @@ def import_rewards(rewards: Sequence[configured.AnyReward]) -> None:
         ConfigError: a `python` reward that cannot be imported.
     """
     for reward in rewards:
-        if reward.kind in _MODULES:
-            importlib.import_module(f"{_ROOM}.{_MODULES[reward.kind]}")
+        if reward.kind in _CLASSES:
+            _class(reward.kind)
         if isinstance(reward, configured.PythonReward):
             from actors.environments.rewards.python import load
 
@@ -33,10 +35,10 @@ def import_rewards(rewards: Sequence[configured.AnyReward]) -> None:
 
 
 def build_rewards(rewards: Sequence[configured.AnyReward], *, max_new_tokens: int, environment: Environment | None) -> dict[str, Reward]:
-    """Rewards by label, but for judges, which are no rewards of a scoring process.
+    """Rewards by label, without judges: those are asked outside the scoring processes.
 
     Args:
-        environment: whose `score` is meant by the kind `environment`.
+        environment: the object whose `score` the kind `environment` calls.
 
     Raises:
         ConfigError: one that cannot be made.
@@ -46,31 +48,16 @@ def build_rewards(rewards: Sequence[configured.AnyReward], *, max_new_tokens: in
 
 
 def _build(reward: configured.AnyReward, max_new_tokens: int, environment: Environment | None) -> Reward:
-    match reward:
-        case configured.ExactReward() | configured.RegexReward() | configured.LengthReward():
-            from actors.environments.rewards import text
+    make: Callable[..., Reward] = _class(reward.kind)
+    if reward.kind == "environment":
+        if environment is None or type(environment).score is Environment.score:
+            raise ConfigError(f"rewards.{reward.label}: kind 'environment' needs an environment with a `score`; choose another kind")
+        return make(environment)
+    if reward.kind == "length":
+        return make(reward, max_new_tokens)
+    return make() if reward.kind == "math" else make(reward)
 
-            if isinstance(reward, configured.LengthReward):
-                return text.LengthReward(reward, max_new_tokens)
-            return text.ExactReward(reward) if isinstance(reward, configured.ExactReward) else text.RegexReward(reward)
-        case configured.JsonSchemaReward():
-            from actors.environments.rewards.json_schema import JsonSchemaReward
 
-            return JsonSchemaReward(reward)
-        case configured.MathReward():
-            from actors.environments.rewards.math import MathReward
-
-            return MathReward()
-        case configured.ReasoningGymReward():
-            from actors.environments.rewards.reasoning_gym import ReasoningGymReward
-
-            return ReasoningGymReward(reward)
-        case configured.PythonReward():
-            from actors.environments.rewards.python import PythonReward
-
-            return PythonReward(reward)
-        case configured.EnvironmentReward() if environment is not None and type(environment).score is not Environment.score:
-            from actors.environments.rewards.environment import EnvironmentReward
-
-            return EnvironmentReward(environment)
-    raise ConfigError(f"rewards.{reward.label}: kind {reward.kind!r} needs an environment with a `score`; choose another kind")
+def _class(kind: str) -> Any:
+    module, _, name = _CLASSES[kind].partition(":")
+    return getattr(importlib.import_module(f"{_ROOM}.{module}"), name)

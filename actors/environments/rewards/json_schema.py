@@ -54,9 +54,6 @@ class JsonSchemaReward(Reward):
         except (ValueError, RecursionError, OverflowError):  # no JSON, or so deep or large that nobody can use it
             return 0.0
 
-    def reference(self, problem: Problem) -> str | None:
-        return None
-
 
 def _no_number(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")

@@ -1,4 +1,4 @@
-"""Rewards of the user's own: a function in TRL's form, or a class whose objects are called like one.
+"""Rewards of the user's own: a function in TRL's form, a class whose objects are called like one, or the `score` of an environment.
 
 def short(completions, **columns):                 # `answer`, `prompts` and the columns of the row come by name
     return [float(len(text) < 200) for text in completions]
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import WrapperDescriptorType
 from typing import Any
 
-from actors.environments.base import Problem
+from actors.environments.base import Environment, Problem
 from actors.environments.rewards.base import Response, Reward
 from configs import rewards as configured
 from configs.base import ConfigError
@@ -74,12 +74,7 @@ class PythonReward(Reward):
             result = result.tolist()
         if not isinstance(result, list | tuple) or len(result) != 1:
             raise TypeError(f"returned {type(result).__name__}, a list with one value for the one completion is wanted")
-        value: Any = result[0]
-        plain: float | None = value.item() if hasattr(value, "item") else value
-        return plain
-
-    def reference(self, problem: Problem) -> str | None:
-        return None
+        return _plain(result[0])
 
     @staticmethod
     def _given(problem: Problem, response: Response) -> dict[str, list[Any]]:
@@ -91,6 +86,27 @@ class PythonReward(Reward):
             "answer": [problem.answer],
             "uid": [problem.uid],
         }
+
+
+class EnvironmentReward(Reward):
+    """`Environment.score`, of an object that lives in the scoring process."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+
+    def score(self, problem: Problem, response: Response) -> float | None:
+        return _plain(self._environment.score(problem, response.text))
+
+    def reference(self, problem: Problem) -> str | None:
+        return problem.answer
+
+    def corrupted(self, problem: Problem) -> str | None:
+        return None  # only its author knows what is wrong
+
+
+def _plain(value: Any) -> float | None:
+    plain: float | None = value.item() if hasattr(value, "item") else value  # numpy, torch
+    return plain
 
 
 async def _awaited(value: Any) -> Any:

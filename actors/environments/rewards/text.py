@@ -58,9 +58,6 @@ class RegexReward(Reward):
     def score(self, problem: Problem, response: Response) -> float:
         return float(self._fits(response.text) is not None)
 
-    def reference(self, problem: Problem) -> str | None:
-        return None
-
 
 class LengthReward(Reward):
     """Soft overlong punishment (DAPO, arXiv 2503.14476, equation 13), of the response's tokens.
@@ -83,6 +80,3 @@ class LengthReward(Reward):
         if response.tokens > self._most:
             return -1.0
         return min(0.0, (self._most - self._cache - response.tokens) / self._cache)
-
-    def reference(self, problem: Problem) -> str | None:
-        return None

@@ -16,9 +16,9 @@ import torch
 from actors.data_plane.in_memory import MemoryPlane
 from actors.data_plane.interface import DataPlane, DataPlaneGoneError
 from actors.data_plane.meta import KVBatchMeta
-from actors.rollout.ledger_actor import LedgerActor, LedgerClosedError, LedgerStalledError, Places, Stored, ledger_actor_class
+from actors.rollout.ledger_actor import LedgerActor, LedgerClosedError, LedgerStalledError, Places, ledger_actor_class
 from actors.rollout.staleness import Refusal
-from actors.rollout.transitions import Admitted
+from actors.rollout.transitions import Admitted, Committed
 from actors.waiting import ActorGoneError, look_for, wait
 from configs.staleness import AsyncConfig
 from tests.patience import WAIT_S
@@ -57,7 +57,7 @@ class Rig:
         return given
 
     def commit(self, given: Admitted, version: int) -> bool:
-        (wanted,) = self.actor.commit([Stored(given.uid, self.put(given), version, version)])
+        (wanted,) = self.actor.commit([Committed(given.uid, self.put(given), version, version)])
         return wanted
 
     def put(self, given: Admitted, rows: int = ROWS) -> KVBatchMeta:
@@ -145,7 +145,7 @@ def test_prompts_get_places_in_their_order_as_far_as_there_are_any(made: Callabl
     places = rig.actor.reserve(["b", "c", "d", "e"], ROWS, SOON)  # does not wait: two have a place
     assert [given.uid for given in places.given] == ["b", "c"]
     assert places.refusal == Refusal("the buffer holds 3 groups, its capacity")
-    stored = [Stored(given.uid, rig.put(given), 0, 0) for given in places.given]
+    stored = [Committed(given.uid, rig.put(given), 0, 0) for given in places.given]
     assert rig.actor.commit(stored) == (True, True)
     assert rig.actor.reserve([], ROWS, 0.0) == Places((), None, ())
 
@@ -324,7 +324,7 @@ def test_killing_the_collector_ends_the_trainers_wait(ray_session: None) -> None
         (given,) = wait(replay.reserve.remote(["a"], ROWS, 1.0), who="replay", what="reserve", timeout_s=WAIT_S).given
         meta = KVBatchMeta(partition_id="train", keys=given.keys, sequence_lengths=(3, 3))
         waiting = replay.claim.remote(2, 300.0)
-        assert wait(replay.commit.remote([Stored("a", meta, 0, 0)]), who="replay", what="commit", timeout_s=WAIT_S) == (True,)
+        assert wait(replay.commit.remote([Committed("a", meta, 0, 0)]), who="replay", what="commit", timeout_s=WAIT_S) == (True,)
         assert wait(replay.metrics.remote(), who="replay", what="metrics", timeout_s=WAIT_S)["replay/committed"] == 1
         ray.kill(collector)
         with pytest.raises(

@@ -1,14 +1,13 @@
 """Verdicts from several rewards at once: local ones, and judges that are well, down, slow or refuse for the rate."""
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from actors.environments.actor import EnvironmentActor
 from actors.environments.base import Problem
 from actors.environments.rewards.base import Response
-from actors.environments.scoring.service import ScoringService
 from actors.environments.scoring.verdict import ScoringError, Verdict
 from configs.environment import EnvironmentConfig
 from configs.rewards import ExactReward, JudgeReward, PythonReward, ScoringConfig
@@ -18,16 +17,16 @@ PROBLEM = Problem("p:1", "What?", "yes")
 OBEY = "tests.actors.environments.scoring.hostile:obey"
 
 
-def service(*rewards: Any, keys: dict[str, str] | None = None, **changes: Any) -> ScoringService:
+def service(*rewards: Any, keys: dict[str, str] | None = None, **changes: Any) -> EnvironmentActor:
     config = ScoringConfig(**({"processes": 2, "batch_timeout_s": 60} | changes))
-    return ScoringService(rewards, config, EnvironmentConfig(), seed=0, max_new_tokens=16, path=sys.path, keys=keys or {})
+    return EnvironmentActor(EnvironmentConfig(), rewards, config, seed=0, max_new_tokens=16, keys=keys or {})
 
 
 def judge(url: str, **changes: Any) -> JudgeReward:
     return JudgeReward(**({"url": url, "model": "m", "api_key": "${env:JUDGE_KEY}", "timeout_s": 2, "retries": 1} | changes))
 
 
-def score(of: ScoringService, *texts: str) -> list[Verdict]:
+def score(of: EnvironmentActor, *texts: str) -> list[Verdict]:
     return of.score([PROBLEM] * len(texts), [Response(text, 3, False) for text in texts])
 
 
