@@ -38,7 +38,7 @@ class WeightSync:
         """Give the present weights to all living engines. Returns what it took, by engine.
 
         Raises:
-            As `EnginePool.update_weights`. ActorGoneError, ActorTimeoutError: a worker is lost, or an end is stuck; named.
+            As `EnginePool.end_update`. ActorGoneError, ActorTimeoutError: a worker is lost, or an end is stuck; named.
         """
         offered, sends = self._transport.offer(Ends(self._plan, self._workers, self._engines.namespace, self._engines.alive))
         updates = self._engines.begin_update(offered, version, options.mode, options.recompute_kv_cache)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import ray
 import torch
 from transformers import PreTrainedModel
 
+from actors.generation.pool import EnginePool
 from actors.generation.types import GenerationResult, GenerationTimeoutError, PromptTooLongError, RequestError
 from actors.refit.manifest import WeightMismatchError
-from tests.actors.generation.conftest import CONTEXT, EOS, PROMPTS, RunningEngine, request, weights_of
+from tests.actors.generation.conftest import CONTEXT, EOS, NAMESPACE, PROMPTS, RunningEngine, request, weights_of
 from tests.patience import WAIT_S
 
 Weights = dict[str, torch.Tensor]
@@ -140,23 +140,17 @@ def test_bad_requests_are_refused_by_name(engine: RunningEngine, prompt: list[in
 
 def test_a_request_id_twice_is_refused(engine: RunningEngine) -> None:
     with pytest.raises(RequestError, match="'x' occurs twice"):
-        engine.generate([request("x", PROMPTS[0]), request("x", PROMPTS[1])])
-
-
-def _out_of_time(actor: Any) -> None:
-    config = actor._engine._config
-    actor._engine._config = config.model_copy(update={"timeout_s": 0.0})
-    try:
-        actor._engine.generate([request(str(g), [9], temperature=1.0, max_new_tokens=40) for g in range(8)])
-    finally:
-        actor._engine._config = config
+        ray.get(engine.handle.submit.remote("client", [request("x", PROMPTS[0]), request("x", PROMPTS[1])]), timeout=WAIT_S)
 
 
 def test_a_missed_deadline_aborts_and_leaves_the_engine_usable(engine: RunningEngine) -> None:
     before = answers(engine)
-    with pytest.raises(GenerationTimeoutError, match="8"):
-        ray.get(engine.handle.__ray_call__.remote(_out_of_time), timeout=WAIT_S)
+    with pytest.raises(GenerationTimeoutError, match="8 of 8 responses"):
+        EnginePool(NAMESPACE, [engine.name], timeout_s=0.0).generate(
+            [request(str(g), [9], temperature=1.0, max_new_tokens=40) for g in range(8)]
+        )
     assert answers(engine) == before
+    assert ray.get(engine.handle.health.remote(), timeout=WAIT_S).running_requests == 0
 
 
 def _without(weights: Weights) -> None:
