@@ -164,7 +164,7 @@ def check_memory(config: BaseRunConfig, shape: memory_plan.ModelShape) -> None:
         advice = "lower generation.kv_cache_gib, or raise generation.tensor_parallel_size"
         memory_plan.check_fits(engine, capacity, "generation: an engine", advice)
     if engine is not None and isinstance(config, RunConfig) and torch.cuda.device_count() == 1:
-        both = {f"worker's {name}": size for name, size in memory_plan.resident(worker).items()}
+        both = {f"worker's {name}": size for name, size in worker.items() if name not in ("activations", "logits")}  # between its passes
         both |= {f"engines' {name}": size * config.generation.num_engines for name, size in engine.items()}
         advice = "lower generation.kv_cache_gib or generation.num_engines, or take a second GPU"
         memory_plan.check_fits(both, capacity, "policy and generation on one GPU", advice)

@@ -38,7 +38,7 @@ from actors.generation.versions import Segments
 from actors.heap import freeze_heap
 from actors.refit.manifest import WeightLayout, read_layout
 from actors.refit.transport import UpdateInfo
-from actors.refit.transports import transport_class
+from actors.refit.transports import TRANSPORTS, Host
 from configs import settings
 from configs.rollout import GenerationConfig
 
@@ -91,8 +91,7 @@ class Engine:
         self._owners: dict[str, tuple[str, str]] = {}  # and back
         self._mailboxes = Mailboxes()
         self._updating = threading.Lock()
-        self._transport = transport_class(config.refit)(config.timeout_s)
-        self._asleep = False
+        self._transport = TRANSPORTS.get(config.refit, Host)(config.timeout_s)  # "auto", where no placement has decided: host
         self._numbers = itertools.count()  # a key is never used again: an aborted request may still end under its own
         self._executor: Executor
         self._layout: WeightLayout
@@ -116,7 +115,7 @@ class Engine:
         from actors.generation import in_process, sampling, streaming, vllm_executors
 
         self._sampling, self._job = sampling, vllm_executors.Job
-        arguments = vllm_executors.engine_arguments(self._config, self._model_path, self._seed)
+        arguments = vllm_executors.engine_arguments(self._config, self._model_path, self._seed, self._transport.backend)
         if self._config.executor == "in_process":
             self._executor = in_process.InProcess(arguments, self)
         else:
@@ -136,7 +135,7 @@ class Engine:
             RequestError, PromptTooLongError: also if the client has a running request of that id. EngineFailedError.
         """
         self._must_be_ready()
-        if self._asleep:
+        if self._executor.asleep:
             self._wake_up()
         self._sampling.check_requests(requests, self._executor.max_model_len, self._executor.vocab_size)
         jobs = [
@@ -209,7 +208,6 @@ class Engine:
                 raise
             except Exception as error:
                 raise self._fail(_reason(f"update to weight version {version}", error)) from error
-            self._asleep = False
         return WeightUpdate(bytes=size, pause_s=pause_s)
 
     @ray.method(concurrency_group="update")
@@ -248,13 +246,12 @@ class Engine:
         if self._open:
             raise RuntimeError(f"{len(self._open)} requests run: an engine sleeps only when nothing does")
         with self._updating:
-            if self._asleep:
+            if self._executor.asleep:
                 return
             try:
                 self._executor.sleep(self._config.sleep_level, self._config.timeout_s)
             except Exception as error:
                 raise self._fail(_reason("sleep", error)) from error
-            self._asleep = True
 
     @ray.method(concurrency_group="health")
     def health(self) -> EngineHealth:
@@ -290,12 +287,11 @@ class Engine:
 
     def _wake_up(self) -> None:
         with self._updating:
-            if not self._asleep:
+            if not self._executor.asleep:
                 return
             if self._config.sleep_level > 1:
                 raise RequestError("the engine sleeps, and has thrown its weights away (generation.sleep_level 2): refit it first")
             self._executor.wake_up(self._config.timeout_s)
-            self._asleep = False
 
     def _must_be_ready(self) -> None:
         if self._state == "failed":

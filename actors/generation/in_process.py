@@ -44,7 +44,7 @@ class InProcess:
     def __init__(self, arguments: dict[str, Any], sink: Sink) -> None:
         self.versions = TokenVersions()
         self.updating = ""
-        self._asleep = False
+        self.asleep = False
         self._sink = sink
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._due: _Asked | None = None  # waits for the running requests to end
@@ -74,15 +74,14 @@ class InProcess:
     def sleep(self, level: int, timeout_s: float) -> None:
         def fall_asleep() -> None:
             self._llm.sleep(level)
-            self._asleep = True
+            self.asleep = True
 
         self._do(fall_asleep, timeout_s)
 
     def wake_up(self, timeout_s: float) -> None:
         def wake() -> None:
-            if self._asleep:
-                self._llm.wake_up()
-                self._asleep = False
+            self._llm.wake_up()
+            self.asleep = False
 
         self._do(wake, timeout_s)
 
@@ -203,15 +202,15 @@ class InProcess:
         core.pause_scheduler("keep", clear_cache=False)
         while core.batch_queue:  # asynchronous scheduling, on a GPU: a step that has begun ends under the old weights
             self._step()
-        if self._asleep:
+        if self.asleep:
             self._llm.wake_up(["weights"])
         self._rpc("start_weight_update")
         for info in asked.update.infos:
             self._rpc("update_weights", update_info=info)
         self._rpc("finish_weight_update")
-        if self._asleep:
+        if self.asleep:
             self._llm.wake_up(["kv_cache"])
-            self._asleep = False
+            self.asleep = False
         if asked.update.recompute_kv_cache or not running:
             must_reset(self._llm.reset_prefix_cache(reset_running_requests=True))
         core.resume_scheduler()

@@ -1,6 +1,6 @@
 """Several engine actors as one: requests are spread, a dead engine has a name, and what it was asked can go on elsewhere.
 
-submit(requests) ── Outstanding, Router ──► engines      generate(requests): both, for one batch
+submit(requests) ── Outstanding ──► engines              generate(requests): both, for one batch
 collect(timeout_s) ◄── one waiting call per engine
 begin_update, end_update ──► every living engine at once
 
@@ -18,7 +18,6 @@ from typing import Any
 import ray
 
 from actors.generation.outstanding import Outstanding, Parts
-from actors.generation.routing import Router
 from actors.generation.types import (
     EngineDiedError,
     EngineFailedError,
@@ -47,10 +46,9 @@ class EnginePool:
             recover: go on with the engines that are left, when one dies; otherwise the first death is an error.
         """
         self.namespace, self._timeout_s, self._recover = namespace, timeout_s, recover
-        self._router = Router(engines)
         self._handles: dict[str, Any] = {}
         self._client = uuid.uuid4().hex
-        self._outstanding = Outstanding(self._router)
+        self._outstanding = Outstanding(engines)
         self._polls: dict[Any, tuple[str, float]] = {}  # reference of a waiting `collect` to its engine and the time of the call
         self._ready: list[GenerationResult] = []
 
@@ -72,10 +70,10 @@ class EnginePool:
             self.abort(ids)
             raise
         if len(results) < len(ids):
-            before = self._router.alive
+            before = self._outstanding.alive
             self.abort(ids)
-            if silent := [name for name in before if name in self._router.dead]:
-                raise EngineDiedError(silent[0], self._router.dead[silent[0]])
+            if silent := [name for name in before if name in self._outstanding.dead]:
+                raise EngineDiedError(silent[0], self._outstanding.dead[silent[0]])
             raise GenerationTimeoutError(f"{len(ids) - len(results)} of {len(ids)} responses unfinished after {self._timeout_s:.0f} s")
         return [results[request_id] for request_id in ids]
 
@@ -117,7 +115,9 @@ class EnginePool:
     def abort(self, request_ids: Sequence[str]) -> None:
         """Stop requests; none of them has a result any more, and their ids may be used again."""
         withdrawn = self._outstanding.withdraw(request_ids)
-        refs = {name: self._handle(name).abort.remote(self._client, ids) for name, ids in withdrawn.items() if name in self._router.alive}
+        refs = {
+            name: self._handle(name).abort.remote(self._client, ids) for name, ids in withdrawn.items() if name in self._outstanding.alive
+        }
         stopped, _ = self._answers(refs, f"abort {len(request_ids)} requests")
         for name, ids in stopped.items():
             self._outstanding.ended_before(name, sorted(set(withdrawn[name]) - set(ids)))
@@ -129,11 +129,11 @@ class EnginePool:
             EngineDiedError: an engine is gone (with `recover`: the last one).
         """
         refs = {}
-        for name in self._router.alive:
+        for name in self._outstanding.alive:
             try:
                 refs[name] = self._handle(name).update_weights.remote(weights, version, mode, recompute_kv_cache)
             except EngineDiedError:
-                if not (self._recover and self._router.alive):
+                if not (self._recover and self._outstanding.alive):
                     raise
         return refs
 
@@ -151,7 +151,7 @@ class EnginePool:
         if refused:
             raise next(iter(refused.values()))
         if not taken:
-            raise self._router.none_alive(())
+            raise self._outstanding.none_alive(())
         return taken
 
     def sleep(self) -> None:
@@ -160,7 +160,7 @@ class EnginePool:
         Raises:
             EngineDiedError: as `generate`.
         """
-        self._wait({name: self._handle(name).sleep.remote() for name in self._router.alive}, "sleep", self._timeout_s)
+        self._wait({name: self._handle(name).sleep.remote() for name in self._outstanding.alive}, "sleep", self._timeout_s)
 
     def health(self, timeout_s: float = 10.0) -> dict[str, EngineHealth]:
         """What each living engine says of itself.
@@ -168,17 +168,17 @@ class EnginePool:
         Raises:
             EngineDiedError: one is dead, or did not answer within `timeout_s`.
         """
-        return self._wait({name: self._handle(name).health.remote() for name in self._router.alive}, "health", timeout_s)
+        return self._wait({name: self._handle(name).health.remote() for name in self._outstanding.alive}, "health", timeout_s)
 
     @property
     def alive(self) -> list[str]:
         """Engines not found dead so far."""
-        return list(self._router.alive)
+        return self._outstanding.alive
 
     @property
     def dead(self) -> dict[str, str]:
         """Engines found dead, with the reason."""
-        return self._router.dead
+        return dict(self._outstanding.dead)
 
     def _send(self, parts: Parts) -> None:
         refs = {}
@@ -206,24 +206,26 @@ class EnginePool:
         return answers, refused
 
     def _reissue(self) -> None:
-        while lost_engines := sorted(self._outstanding.engines() & set(self._router.dead)):
+        while lost_engines := sorted(self._outstanding.engines() & set(self._outstanding.dead)):
             if not self._recover:
                 name, ids = lost_engines[0], self._outstanding.at(lost_engines[0])
                 self._outstanding.withdraw(ids)
-                raise EngineDiedError(name, self._router.dead[name], ids)
+                raise EngineDiedError(name, self._outstanding.dead[name], ids)
             parts, given_up = self._outstanding.reassign()
             self._send(parts)
             if not given_up:
                 continue
             ids = tuple(request_id for lost in given_up.values() for request_id in lost)
-            if not self._router.alive:
-                raise self._router.none_alive(ids)
+            if not self._outstanding.alive:
+                raise self._outstanding.none_alive(ids)
             name = next(iter(given_up))
-            raise EngineDiedError(name, f"{self._router.dead[name]}; {len(ids)} requests lost their last engine: {', '.join(ids)}", ids)
+            raise EngineDiedError(
+                name, f"{self._outstanding.dead[name]}; {len(ids)} requests lost their last engine: {', '.join(ids)}", ids
+            )
 
     def _poll(self) -> None:
         waiting = {name for name, _ in self._polls.values()}
-        for name in sorted(self._outstanding.engines() - waiting - set(self._router.dead)):
+        for name in sorted(self._outstanding.engines() - waiting - set(self._outstanding.dead)):
             self._polls[self._handle(name).collect.remote(self._client, _POLL_S)] = (name, time.monotonic())
 
     def _gather(self, timeout_s: float, until: Any = None) -> bool:
@@ -268,5 +270,5 @@ class EnginePool:
     def _died(self, name: str, error: Exception) -> EngineDiedError:
         # Errors of waiting name the actor themselves; what the engine raised does not know its name.
         message = f"{name}: {error}" if isinstance(error, EngineFailedError) else str(error)
-        self._router.mark_dead(name, message)
+        self._outstanding.mark_dead(name, message)
         return EngineDiedError(name, message, self._outstanding.at(name))

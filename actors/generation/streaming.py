@@ -32,7 +32,7 @@ class Async:
     def __init__(self, arguments: dict[str, Any], sink: Sink, timeout_s: float) -> None:
         self.versions = TokenVersions()
         self.updating = ""
-        self._asleep = False
+        self.asleep = False
         self._sink = sink
         self._loop = asyncio.new_event_loop()
         self._door = asyncio.Lock()  # held while requests are added, and during an update
@@ -64,12 +64,11 @@ class Async:
 
     def sleep(self, level: int, timeout_s: float) -> None:
         self._wait(self._llm.sleep(level), timeout_s, "the engine core to free its GPU memory")
-        self._asleep = True
+        self.asleep = True
 
     def wake_up(self, timeout_s: float) -> None:
-        if self._asleep:
-            self._wait(self._llm.wake_up(), timeout_s, "the engine core to take its GPU memory")
-            self._asleep = False
+        self._wait(self._llm.wake_up(), timeout_s, "the engine core to take its GPU memory")
+        self.asleep = False
 
     def died(self) -> bool:
         return bool(self._llm.errored)
@@ -145,7 +144,7 @@ class Async:
             # AsyncLLM.pause_generation does this and sleeps 20 ms more, so that outputs are seen first: their times tell them apart here.
             await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
             still = time.monotonic()
-            if self._asleep:
+            if self.asleep:
                 await self._llm.wake_up(["weights"])
             await self._llm.start_weight_update()
             infos, piece = iter(update.infos), 0
@@ -156,9 +155,9 @@ class Async:
                 await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
                 self.updating = f"waiting for piece {piece + 1} of the policy's weights"
             await self._llm.finish_weight_update()
-            if self._asleep:
+            if self.asleep:
                 await self._llm.wake_up(["kv_cache"])
-                self._asleep = False
+                self.asleep = False
             if update.recompute_kv_cache or not running:
                 must_reset(await self._llm.reset_prefix_cache(reset_running_requests=True))
             self.versions.loaded(update.version, still)

@@ -68,11 +68,6 @@ class GenerationResult:
         """The version that sampled the first token."""
         return self.weight_segments[0][0]
 
-    @property
-    def weight_version_end(self) -> int:
-        """The version that sampled the last token."""
-        return self.weight_segments[-1][0]
-
 
 @dataclass(frozen=True)
 class UpdateOptions:
@@ -158,6 +153,21 @@ class EngineDiedError(ActorGoneError):
     def __init__(self, engine: str, message: str, request_ids: tuple[str, ...] = ()) -> None:
         super().__init__(engine, message, request_ids)
         self.engine, self.request_ids, self._message = engine, request_ids, message
+
+    def __str__(self) -> str:
+        return self._message
+
+
+class NoEngineError(RuntimeError):
+    """Every engine is dead. The message lists them with their reasons.
+
+    Attributes:
+        request_ids: of submitted requests that end with this.
+    """
+
+    def __init__(self, message: str, request_ids: tuple[str, ...] = ()) -> None:
+        super().__init__(message, request_ids)
+        self.request_ids, self._message = request_ids, message
 
     def __str__(self) -> str:
         return self._message

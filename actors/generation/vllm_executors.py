@@ -22,7 +22,6 @@ from vllm.v1.engine.output_processor import OutputProcessor
 
 from actors.generation.types import GenerationTimeoutError, Update
 from actors.generation.versions import Segments, TokenVersions
-from actors.refit.transports import transport_class
 from configs.rollout import GenerationConfig
 
 
@@ -51,6 +50,7 @@ class Executor(Protocol):
     vocab_size: int
     versions: TokenVersions
     updating: str  # what `load` is doing; empty outside it
+    asleep: bool
 
     def start(self, jobs: Sequence[Job]) -> None:
         """Let them join the running requests, all between the same two steps. Does not wait."""
@@ -74,7 +74,7 @@ class Executor(Protocol):
         """Free the GPU memory of the KV cache and the weights (`GenerationConfig.sleep_level`). Nothing may run."""
 
     def wake_up(self, timeout_s: float) -> None:
-        """Take the memory again, with the weights that were kept. Idempotent."""
+        """Take the memory again, with the weights that were kept."""
 
     def died(self) -> bool:
         """Whether a process that vLLM started is gone. Does not wait."""
@@ -83,8 +83,8 @@ class Executor(Protocol):
         """End vLLM and its processes."""
 
 
-def engine_arguments(config: GenerationConfig, model_path: str, seed: int) -> dict[str, Any]:
-    """Keyword arguments of vLLM's EngineArgs."""
+def engine_arguments(config: GenerationConfig, model_path: str, seed: int, transfers: str) -> dict[str, Any]:
+    """Keyword arguments of vLLM's EngineArgs. `transfers` is `Transport.backend`."""
     return {
         "model": model_path,
         "seed": seed,
@@ -103,7 +103,7 @@ def engine_arguments(config: GenerationConfig, model_path: str, seed: int) -> di
         "generation_config": "vllm",  # not the directory's generation_config.json: the requests say all
         "logprobs_mode": "processed_logprobs",  # after temperature and top_p
         "enable_sleep_mode": config.sleep_level > 0,
-        "weight_transfer_config": WeightTransferConfig(backend=transport_class(config.refit).backend),
+        "weight_transfer_config": WeightTransferConfig(backend=transfers),
         "worker_extension_cls": "actors.refit.vllm_workers.WorkerExtension",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,

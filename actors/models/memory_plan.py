@@ -125,11 +125,6 @@ def micro_batch_tokens(policy: PolicyConfig, longest: int) -> tuple[int, int]:
     return batching.tokens_per_micro_batch, batching.tokens_per_micro_batch if batching.mode == "packed" else row
 
 
-def resident(parts: Parts) -> Parts:
-    """What a policy worker holds between its passes, too."""
-    return {name: value for name, value in parts.items() if name not in ("activations", "logits")}
-
-
 def render(parts: Parts) -> str:
     """One line: the total, then every part, in GiB."""
     listed = ", ".join(f"{name} {value / GIB:.2f}" for name, value in parts.items())

@@ -47,7 +47,7 @@ def answers(engine: RunningEngine) -> list[list[int]]:
 def test_greedy_equals_transformers(engine: RunningEngine) -> None:
     model = engine.model(0)
     assert [result.token_ids for result in engine.initial] == [greedy(model, prompt) for prompt in PROMPTS]
-    assert {(r.weight_version_start, r.weight_version_end) for r in engine.initial} == {(0, 0)}
+    assert {(r.weight_version_start, r.weight_segments[-1][0]) for r in engine.initial} == {(0, 0)}
 
 
 def test_greedy_equals_transformers_after_refits(engine: RunningEngine) -> None:
@@ -56,7 +56,7 @@ def test_greedy_equals_transformers_after_refits(engine: RunningEngine) -> None:
         model = engine.refit(seed, version)
         got = engine.generate([request(str(i), prompt) for i, prompt in enumerate(PROMPTS)])
         assert [r.token_ids for r in got] == [greedy(model, prompt) for prompt in PROMPTS]
-        assert {r.weight_version_start for r in got} == {r.weight_version_end for r in got} == {version}
+        assert {r.weight_version_start for r in got} == {r.weight_segments[-1][0] for r in got} == {version}
         seen.append([r.token_ids for r in got])
     assert seen[0] != seen[1] != seen[2]
     engine.refit(0, 9)

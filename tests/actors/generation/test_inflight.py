@@ -97,7 +97,7 @@ def test_no_request_is_lost_and_recomputed_tokens_are_those_of_their_version(eng
         assert not set(result.token_ids[:-1]) & set(EOS)
         assert len(result.weight_versions) == len(result.logprobs) == len(result.token_ids)
         assert result.weight_versions == sorted(result.weight_versions)
-        mixed += result.weight_version_start != result.weight_version_end
+        mixed += result.weight_version_start != result.weight_segments[-1][0]
         places = zip(result.token_ids, result.weight_versions, result.logprobs, strict=True)
         for place, (token, version, logprob) in enumerate(places, len(asked.prompt_token_ids)):
             worst = max(worst, abs(float(tables[updates.models[version]][row, place - 1, token]) - logprob))
@@ -172,7 +172,7 @@ def test_waiting_lets_running_requests_end_under_the_old_weights(engine: Running
     for result in results:
         assert len(result.weight_segments) == 1
         if not result.request_id.startswith("late"):
-            assert result.weight_version_end == before
+            assert result.weight_segments[-1][0] == before
     assert get(engine.handle.health.remote()).weight_version == version
 
 

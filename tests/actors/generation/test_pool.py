@@ -16,8 +16,7 @@ import ray
 from actors.generation import pool as pool_module
 from actors.generation.engine import engine_actor_class
 from actors.generation.pool import EnginePool
-from actors.generation.routing import NoEngineError
-from actors.generation.types import EngineDiedError, RequestError
+from actors.generation.types import EngineDiedError, NoEngineError, RequestError
 from actors.refit.manifest import WeightMismatchError
 from configs.rollout import GenerationConfig
 from tests.actors.generation.conftest import EOS, NAMESPACE, PROMPTS, RunningEngine, build_model, request, update, weights_of

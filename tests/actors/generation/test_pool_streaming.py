@@ -14,8 +14,7 @@ import ray
 
 from actors.generation.engine import engine_actor_class
 from actors.generation.pool import EnginePool
-from actors.generation.routing import NoEngineError
-from actors.generation.types import EngineDiedError, GenerationRequest, GenerationResult, RequestError
+from actors.generation.types import EngineDiedError, GenerationRequest, GenerationResult, NoEngineError, RequestError
 from configs.rollout import GenerationConfig
 from tests.actors.generation.conftest import EOS, KINDS, NAMESPACE, PROMPTS, RunningEngine, build_model, request, update, weights_of
 from tests.patience import WAIT_S

@@ -28,7 +28,7 @@ MANIFEST = Manifest.of(WEIGHTS.items())
 class Loads:
     """Remembers what it was given."""
 
-    max_model_len, vocab_size, updating = 16, 8, ""
+    max_model_len, vocab_size, updating, asleep = 16, 8, "", False
 
     def __init__(self) -> None:
         self.versions = TokenVersions()
@@ -37,6 +37,7 @@ class Loads:
 
     def load(self, update: Any, timeout_s: float) -> float:
         self.loaded.extend(update.infos)
+        self.asleep = False
         return 0.25
 
     def died(self) -> bool:
@@ -47,9 +48,11 @@ class Loads:
 
     def sleep(self, level: int, timeout_s: float) -> None:
         self.said.append(f"sleep {level}")
+        self.asleep = True
 
     def wake_up(self, timeout_s: float) -> None:
         self.said.append("wake up")
+        self.asleep = False
 
 
 def engine(refit: str = "ipc", **changes: Any) -> tuple[Engine, Loads]:
