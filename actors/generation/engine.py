@@ -30,8 +30,7 @@ from actors.generation.types import (
     GenerationResult,
     GenerationTimeoutError,
     RequestError,
-    Update,
-    UpdateMode,
+    UpdateOptions,
     WeightUpdate,
 )
 from actors.generation.versions import Segments
@@ -179,7 +178,7 @@ class Engine:
         return ids
 
     @ray.method(concurrency_group="update")
-    def update_weights(self, offered: Any, version: int, mode: UpdateMode = "wait", recompute_kv_cache: bool = True) -> WeightUpdate:
+    def update_weights(self, offered: Any, version: int, options: UpdateOptions) -> WeightUpdate:
         """Replace all weights, and count as `version` from then on. No restart, no file. One update at a time; others queue.
         An engine that sleeps wakes up.
 
@@ -187,11 +186,6 @@ class Engine:
             offered: what the transport of `GenerationConfig.refit` offers. host: Hugging Face names to full tensors in host memory, any
                 floating dtype, only read; a tied model may leave out lm_head.weight. ipc, nccl: a `Transfer`, whose weights the policy
                 sends at the same time.
-            mode: "in_flight": between two steps; running requests go on under the new weights. "wait": running requests end first,
-                and what is submitted meanwhile starts under the new weights.
-            recompute_kv_cache: in flight, True: running requests' keys and values are computed again under the new weights, prompt and
-                response so far; False: they keep those of the old weights (those that vLLM preempts for want of room do not). Either
-                way later requests never meet cached prompts of old weights.
 
         Raises:
             WeightMismatchError: found before anything was loaded; the engine goes on with the weights it had.
@@ -203,7 +197,7 @@ class Engine:
         with self._updating, receiving as (infos, size):
             self._must_be_ready()
             try:
-                pause_s = self._executor.load(Update(infos, version, mode, recompute_kv_cache), self._config.timeout_s)
+                pause_s = self._executor.load(infos, version, options, self._config.timeout_s)
             except GenerationTimeoutError:
                 raise
             except Exception as error:

@@ -25,7 +25,7 @@ from actors.generation.types import (
     GenerationRequest,
     GenerationResult,
     GenerationTimeoutError,
-    UpdateMode,
+    UpdateOptions,
     WeightUpdate,
 )
 from actors.waiting import ActorGoneError, ActorTimeoutError, find, outcomes
@@ -122,7 +122,7 @@ class EnginePool:
         for name, ids in stopped.items():
             self._outstanding.ended_before(name, sorted(set(withdrawn[name]) - set(ids)))
 
-    def begin_update(self, weights: Any, version: int, mode: UpdateMode, recompute_kv_cache: bool) -> dict[str, Any]:
+    def begin_update(self, weights: Any, version: int, options: UpdateOptions) -> dict[str, Any]:
         """Give all living engines what a transport offers (`Transport.offer`), without waiting. References by engine, for `end_update`.
 
         Raises:
@@ -131,7 +131,7 @@ class EnginePool:
         refs = {}
         for name in self._outstanding.alive:
             try:
-                refs[name] = self._handle(name).update_weights.remote(weights, version, mode, recompute_kv_cache)
+                refs[name] = self._handle(name).update_weights.remote(weights, version, options)
             except EngineDiedError:
                 if not (self._recover and self._outstanding.alive):
                     raise

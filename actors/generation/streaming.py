@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, cast
 
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
@@ -19,9 +19,10 @@ from vllm.outputs import RequestOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
-from actors.generation.types import Update
+from actors.generation.types import UpdateOptions
 from actors.generation.versions import TokenVersions
 from actors.generation.vllm_executors import Job, Sink, must_reset, overdue, prompt_input, record_versions
+from actors.refit.transport import UpdateInfo
 
 _LOOK_S = 0.01  # between two looks at whether the running requests have ended
 
@@ -55,9 +56,9 @@ class Async:
         work = self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=init_info))
         self._wait(work, timeout_s, "the engine core to join the policy's broadcast")
 
-    def load(self, update: Update, timeout_s: float) -> float:
+    def load(self, infos: Iterable[UpdateInfo], version: int, options: UpdateOptions, timeout_s: float) -> float:
         try:
-            work = self._load(update, time.monotonic() + timeout_s)
+            work = self._load(infos, version, options, time.monotonic() + timeout_s)
             return self._wait(work, timeout_s + 1.0, "the engine core to load the weights")
         finally:
             self.updating = ""
@@ -133,12 +134,12 @@ class Async:
             self._wanted.discard(key)
             self._running.discard(key)
 
-    async def _load(self, update: Update, deadline: float) -> float:
+    async def _load(self, infos: Iterable[UpdateInfo], version: int, options: UpdateOptions, deadline: float) -> float:
         async with self._door:
             self.updating = "waiting for running requests to end"
-            while update.mode == "wait" and self._running:
+            while options.mode == "wait" and self._running:
                 if time.monotonic() > deadline:
-                    raise overdue(update.version, len(self._running))
+                    raise overdue(version, len(self._running))
                 await asyncio.sleep(_LOOK_S)
             began, running = time.monotonic(), bool(self._running)
             # AsyncLLM.pause_generation does this and sleeps 20 ms more, so that outputs are seen first: their times tell them apart here.
@@ -147,19 +148,19 @@ class Async:
             if self.asleep:
                 await self._llm.wake_up(["weights"])
             await self._llm.start_weight_update()
-            infos, piece = iter(update.infos), 0
+            left, piece = iter(infos), 0
             self.updating = "waiting for the policy's weights"
-            while (info := await asyncio.to_thread(next, infos, None)) is not None:
+            while (info := await asyncio.to_thread(next, left, None)) is not None:
                 piece += 1
-                self.updating = f"loading piece {piece} of weight version {update.version}"
+                self.updating = f"loading piece {piece} of weight version {version}"
                 await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
                 self.updating = f"waiting for piece {piece + 1} of the policy's weights"
             await self._llm.finish_weight_update()
             if self.asleep:
                 await self._llm.wake_up(["kv_cache"])
                 self.asleep = False
-            if update.recompute_kv_cache or not running:
+            if options.recompute_kv_cache or not running:
                 must_reset(await self._llm.reset_prefix_cache(reset_running_requests=True))
-            self.versions.loaded(update.version, still)
+            self.versions.loaded(version, still)
             await self._llm.resume_generation()
             return time.monotonic() - began if running else 0.0

@@ -6,9 +6,8 @@ GenerationRequest ──► Engine ──► GenerationResult
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from actors.generation.versions import Segments
 from actors.waiting import ActorGoneError
@@ -74,27 +73,17 @@ class UpdateOptions:
     """How new weights reach engines that may be generating.
 
     Attributes:
-        mode, recompute_kv_cache: as of `Engine.update_weights`.
+        mode: "in_flight": between two steps; running requests go on under the new weights. "wait": running requests end first,
+            and what is submitted meanwhile starts under the new weights.
+        recompute_kv_cache: in flight, True: running requests' keys and values are computed again under the new weights, prompt and
+            response so far; False: they keep those of the old weights (those that vLLM preempts for want of room do not). Either
+            way later requests never meet cached prompts of old weights.
         recover: go on without an engine that is dead, as long as one lives.
     """
 
     mode: UpdateMode = "wait"
     recompute_kv_cache: bool = True
     recover: bool = False
-
-
-@dataclass(frozen=True)
-class Update:
-    """A complete, checked set of weights for vLLM, and how it replaces the one before (`Engine.update_weights`).
-
-    Attributes:
-        infos: vLLM's update_info of each piece; asking for the next one may wait for it.
-    """
-
-    infos: Iterable[dict[str, Any]]
-    version: int
-    mode: UpdateMode
-    recompute_kv_cache: bool
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ Imports vLLM (15 s): import it only in the engine's process, after `engine.prepa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from vllm.config import WeightTransferConfig
@@ -20,8 +20,9 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.output_processor import OutputProcessor
 
-from actors.generation.types import GenerationTimeoutError, Update
+from actors.generation.types import GenerationTimeoutError, UpdateOptions
 from actors.generation.versions import Segments, TokenVersions
+from actors.refit.transport import UpdateInfo
 from configs.rollout import GenerationConfig
 
 
@@ -61,10 +62,10 @@ class Executor(Protocol):
     def join_transfer(self, init_info: dict[str, Any], timeout_s: float) -> None:
         """vLLM's init_weight_transfer_engine."""
 
-    def load(self, update: Update, timeout_s: float) -> float:
-        """Load the weights; wake up for it. Returns the seconds for which running requests stood still.
+    def load(self, infos: Iterable[UpdateInfo], version: int, options: UpdateOptions, timeout_s: float) -> float:
+        """Load complete, checked weights; wake up for it. Returns the seconds for which running requests stood still.
 
-        Requests that are started meanwhile begin under the new weights.
+        Requests that are started meanwhile begin under the new weights. Asking `infos` for the next piece may wait for it.
 
         Raises:
             GenerationTimeoutError: mode "wait", and requests still ran at the deadline. Nothing was loaded; they go on.

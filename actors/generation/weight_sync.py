@@ -41,7 +41,7 @@ class WeightSync:
             As `EnginePool.end_update`. ActorGoneError, ActorTimeoutError: a worker is lost, or an end is stuck; named.
         """
         offered, sends = self._transport.offer(self._plan, self._workers, self._engines.namespace, self._engines.alive)
-        updates = self._engines.begin_update(offered, version, options.mode, options.recompute_kv_cache)
+        updates = self._engines.begin_update(offered, version, options)
         self._await(sends, updates, version)
         return self._engines.end_update(updates, version)
 

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Co
 
 from actors.generation.engine import engine_actor_class
 from actors.generation.pool import EnginePool
-from actors.generation.types import GenerationRequest, GenerationResult, UpdateMode, WeightUpdate
+from actors.generation.types import GenerationRequest, GenerationResult, UpdateMode, UpdateOptions, WeightUpdate
 from configs.rollout import GenerationConfig
 from tests.patience import WAIT_S
 
@@ -57,13 +57,13 @@ class RunningEngine:
 
     def refit(self, seed: int, version: int) -> PreTrainedModel:
         model = self.model(seed)
-        ray.get(self.handle.update_weights.remote(ray.put(weights_of(model)), version), timeout=WAIT_S)
+        ray.get(self.handle.update_weights.remote(ray.put(weights_of(model)), version, UpdateOptions()), timeout=WAIT_S)
         return model
 
 
 def update(pool: EnginePool, weights: Any, version: int, mode: UpdateMode = "wait", *, recompute: bool = True) -> dict[str, WeightUpdate]:
     """Weights from the object store into all engines of the pool."""
-    return pool.end_update(pool.begin_update(weights, version, mode, recompute), version)
+    return pool.end_update(pool.begin_update(weights, version, UpdateOptions(mode, recompute)), version)
 
 
 PROMPTS = [[10, 20, 30], [11, 12, 13, 14, 15, 16, 17], [99], [40, 41] * 9]

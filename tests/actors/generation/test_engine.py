@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from actors.generation.pool import EnginePool
-from actors.generation.types import GenerationResult, GenerationTimeoutError, PromptTooLongError, RequestError
+from actors.generation.types import GenerationResult, GenerationTimeoutError, PromptTooLongError, RequestError, UpdateOptions
 from actors.refit.manifest import WeightMismatchError
 from tests.actors.generation.conftest import CONTEXT, EOS, NAMESPACE, PROMPTS, RunningEngine, request, weights_of
 from tests.patience import WAIT_S
@@ -183,7 +183,7 @@ def test_weights_that_do_not_fit_leave_the_engine_as_it_was(engine: RunningEngin
     weights = weights_of(engine.model(5))
     spoil(weights)
     with pytest.raises(WeightMismatchError, match=name):
-        ray.get(engine.handle.update_weights.remote(weights, 5), timeout=WAIT_S)
+        ray.get(engine.handle.update_weights.remote(weights, 5, UpdateOptions()), timeout=WAIT_S)
     assert answers(engine) == [greedy(model, prompt) for prompt in PROMPTS]
     health = ray.get(engine.handle.health.remote(), timeout=WAIT_S)
     assert (health.state, health.weight_version, health.running_requests, health.failure) == ("ready", 4, 0, "")
@@ -192,13 +192,13 @@ def test_weights_that_do_not_fit_leave_the_engine_as_it_was(engine: RunningEngin
 def test_a_tied_lm_head_may_be_sent_too(engine: RunningEngine) -> None:
     model = engine.model(2)
     weights = weights_of(model) | {"lm_head.weight": model.get_output_embeddings().weight.detach()}
-    taken = ray.get(engine.handle.update_weights.remote(weights, 2), timeout=WAIT_S)
+    taken = ray.get(engine.handle.update_weights.remote(weights, 2, UpdateOptions()), timeout=WAIT_S)
     assert taken.bytes == sum(p.numel() * 4 for p in model.parameters())
     assert answers(engine) == [greedy(model, prompt) for prompt in PROMPTS]
 
 
 def test_bfloat16_weights_are_cast(engine: RunningEngine) -> None:
     model = engine.model(2).bfloat16()
-    ray.get(engine.handle.update_weights.remote(weights_of(model), 2), timeout=WAIT_S)
+    ray.get(engine.handle.update_weights.remote(weights_of(model), 2, UpdateOptions()), timeout=WAIT_S)
     model = model.float()
     assert answers(engine) == [greedy(model, prompt) for prompt in PROMPTS]
