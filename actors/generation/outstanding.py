@@ -39,10 +39,7 @@ class Outstanding:
     """
 
     def __init__(self, engines: Sequence[str]) -> None:
-        """
-        Raises:
-            ValueError: no names, or one twice.
-        """
+        """Raises: ValueError (no names, or one twice)."""
         if not engines or len(set(engines)) != len(engines):
             raise ValueError(f"engine names must be unique and at least one, got {list(engines)}")
         self.load = dict.fromkeys(engines, 0)

@@ -139,9 +139,6 @@ def overdue(version: int, running: int) -> GenerationTimeoutError:
 
 
 def must_reset(done: bool) -> None:
-    """
-    Raises:
-        RuntimeError: vLLM says that it did not reset its prefix cache.
-    """
+    """Raises: RuntimeError (vLLM says that it did not reset its prefix cache)."""
     if not done:
         raise RuntimeError("vLLM did not reset its prefix cache after a weight update: requests still hold blocks")

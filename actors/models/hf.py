@@ -98,11 +98,6 @@ def save_model_dir(directory: Path, source: Path, weights: Mapping[str, torch.Te
     save_file(dict(weights), directory / "model.safetensors", metadata={"format": "pt"})
 
 
-def rope_theta(config: Any) -> float:
-    """Base of the rotary frequencies."""
-    return float(config.rope_parameters["rope_theta"])
-
-
 def rope_scaling_factor(config: Any) -> float | None:
     """Llama 3.1's rope scaling factor, or None for plain rotary embeddings.
 

@@ -182,10 +182,7 @@ class Delivery:
     """Brings pieces to engine actors. One that dies, fails or refuses is left out from then on; whoever waits for its update hears why."""
 
     def __init__(self, namespace: str, engines: Sequence[str], transfer: Transfer, timeout_s: float) -> None:
-        """
-        Raises:
-            ActorGoneError: none of the engines is there.
-        """
+        """Raises: ActorGoneError (none of the engines is there)."""
         self._handles: dict[str, Any] = {}
         self._id, self._deadline = transfer.id, time.monotonic() + timeout_s
         for name in engines:

@@ -73,7 +73,7 @@ class Requests:
         """Send values to the storage units, and notes to the controller. Nobody can read the values before `publish`."""
         parts = self._by_unit(samples)
         columns = {unit: {name: [values[row] for row in rows] for name, values in fields.items()} for unit, rows in parts.items()}
-        lengths = {unit: {name: codec.lengths(values) for name, values in column.items()} for unit, column in columns.items()}
+        lengths = {unit: {name: [value.nbytes for value in values] for name, values in column.items()} for unit, column in columns.items()}
         size = sum(_aligned(sum(sizes)) for part in lengths.values() for sizes in part.values())
         kept, self._scratch = self._scratch, None
         buffer = kept if kept is not None and len(kept) >= size else torch.empty(size, dtype=torch.uint8)
