@@ -1,64 +1,54 @@
-"""Everything that can be wrong with a run and seen without starting it. Each problem is one ConfigError that says what to do."""
+"""Everything that can be wrong with a `grpo` or `evaluate` run and seen without starting it; preflight_sft.py has that of `sft`.
+
+Each problem is one ConfigError that says what to do.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from actors.environments import Environment, Split, build
+from actors.environments import Environment, Problem, Split, build
 from actors.environments.scoring.golds import check_golds
 from actors.models import memory_plan
 from actors.models.gguf import convert_gguf, gguf_config
 from actors.models.hf import check_layout, check_model_dir, head_dim
 from actors.models.scratch_model import write_scratch_model
 from actors.policy.objectives import advantages, registry
+from actors.rollout.examples import build_problems
 from actors.rollout.prompts import Problems, PromptEncoder, PromptStream, StreamedProblems, fit
 from actors.rollout.staleness import build as build_sampler
 from configs.base import ConfigError
 from configs.environment import EnvironmentConfig
-from configs.model import ModelConfig
-from configs.rollout import GenerationConfig
-from configs.run import BaseRunConfig, RunConfig, ScoredConfig
+from configs.evaluate import EvaluateConfig
+from configs.run import BaseRunConfig, RunConfig
+from configs.sft import SftConfig
 
-_FIELD = "rollout.max_new_tokens"
 _PROBED_PROMPTS = 512  # of each split; a generated task cannot be checked to its end
 _CHECKED_ROWS = 20_000  # of each split of a data set: some seconds; longer ones are dealt with when they are drawn
 _TOKENIZER_TEXTS = 2000
 _CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # vLLM 0.26: CPUAttentionBackend.get_supported_head_sizes
 
 
-def prepare_model(config: RunConfig, scratch_directory: Path) -> str:
-    """The directory of the model to train: `model.path`, or what is written to `scratch_directory`.
+def prepare_model(config: RunConfig | SftConfig, directory: Path) -> str:
+    """The directory of the model to train: `model.path`; or `directory`, into which `model.gguf` is converted or a small model is written.
 
     Raises:
-        ConfigError: the environment, the GGUF file or the model's shape does not work.
+        ConfigError: the data, the GGUF file or the model's shape does not work.
     """
-    return given_model(config, scratch_directory) or scratch_model(config, build(config.environment, config.seed), scratch_directory)
-
-
-def given_model(config: BaseRunConfig, directory: Path) -> str | None:
-    """The directory of the model that the recipe names, if it names one: `model.path`, or `model.gguf` converted into `directory`.
-
-    Raises:
-        ConfigError: there is no such file.
-    """
-    if config.model.gguf is not None:
-        return str(convert_gguf(config.model.gguf, directory))
-    return config.model.path
-
-
-def scratch_model(config: BaseRunConfig, problems: Problems, directory: Path) -> str:
-    """Write a small model with a tokenizer of these problems. Returns the directory.
-
-    Raises:
-        ConfigError: the model's shape does not work.
-    """
+    model = config.model
+    if model.gguf is not None:
+        return str(convert_gguf(model.gguf, directory))
+    if model.path is not None:
+        return model.path
+    problems: Problems = (
+        build(config.environment, config.seed) if isinstance(config, RunConfig) else build_problems(config.data, config.seed)
+    )
     texts = [problems.problem("train", i) for i in range(min(_TOKENIZER_TEXTS, problems.size("train")))]
-    write_scratch_model(directory, config.model, [f"{p.question} {p.answer}" for p in texts], config.seed)
-    return str(directory)
+    return str(write_scratch_model(directory, model, [f"{p.question} {p.answer}" for p in texts], config.seed))
 
 
 def check(config: RunConfig, model_path: str) -> None:
@@ -75,14 +65,41 @@ def check(config: RunConfig, model_path: str) -> None:
     check_head_size(shape)
     check_layout(config.policy.parallel, shape)
     check_memory(config, memory_plan.ModelShape.of(shape))
-    encoder = load_encoder(model_path, shape, config.environment.system_prompt, config.environment.chat_template_kwargs)
-    environment = build(config.environment, config.seed)
-    PromptStream(environment, config.seed, curriculum=config.environment.curriculum)  # it refuses levels that are not there
-    _check_prompts(config, encoder, environment, int(shape.max_position_embeddings))
-    check_answers(config, config.environment, environment, config.seed)
-    room = room_for_prompts(config.generation, config.rollout.max_new_tokens, int(shape.max_position_embeddings), _FIELD)
-    for name, source in config.validation.sets.items():
-        check_set(config, name, source, model_path, shape, room, config.seed)
+    source, context = config.environment, int(shape.max_position_embeddings)
+    encoder = load_encoder(model_path, shape, source.system_prompt, source.chat_template_kwargs)
+    environment = build(source, config.seed)
+    PromptStream(environment, config.seed, curriculum=source.curriculum)  # it refuses levels that are not there
+    room = room_for_prompts(config, context)
+    problems = _asked(environment, encoder, source, room, context if config.warm_start.steps else None)
+    check_answers(config, source, problems)
+    check_sets(config, model_path, shape, room)
+
+
+def check_evaluation(config: EvaluateConfig) -> int:
+    """Models, tokenizers and problems of an `evaluate` run fit each other. Returns the number of problems.
+
+    Raises:
+        ConfigError: what does not, and what to change.
+    """
+    source = config.source
+    try:
+        environment = build(source, config.seed)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("environment.path", "problems")) if config.problems else error from None
+    problems = [environment.problem("validation", index) for index in range(environment.size("validation"))]
+    for name, path in config.models.items():
+        try:
+            shape = check_model_dir(path)
+            check_head_size(shape)
+            encoder = load_encoder(path, shape, source.system_prompt, source.chat_template_kwargs)
+            room = room_for_prompts(config, int(shape.max_position_embeddings))
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("model.path:", f"{name}:")) from None
+        for problem in problems:
+            fit(problem, encoder.prompt(problem), room, source.on_too_long)
+        check_sets(config, path, shape, room)
+    check_answers(config, source, problems[: _checked(source, environment, "validation")])
+    return len(problems)
 
 
 def longest_sample(config: RunConfig, model_path: str) -> int:
@@ -117,7 +134,9 @@ def planned_memory(config: BaseRunConfig, shape: memory_plan.ModelShape | None =
     if config.policy.device == "cpu":
         return {}
     if shape is None:
-        shape = _planned_shape(config.model)
+        model = config.model
+        hf = gguf_config(model.gguf) if model.gguf is not None else model if model.path is None else check_model_dir(model.path)
+        shape = memory_plan.ModelShape.of(hf)
     if not isinstance(config, RunConfig):
         return {"policy worker": memory_plan.policy_memory(shape, config.policy, shape.context)}
     longest = min(shape.context, config.generation.max_model_len or shape.context)
@@ -145,55 +164,70 @@ def check_memory(config: BaseRunConfig, shape: memory_plan.ModelShape) -> None:
         advice = "lower generation.kv_cache_gib, or raise generation.tensor_parallel_size"
         memory_plan.check_fits(engine, capacity, "generation: an engine", advice)
     if engine is not None and isinstance(config, RunConfig) and torch.cuda.device_count() == 1:
-        both = {f"worker's {name}": size for name, size in memory_plan.resident(worker).items()}
+        both = {f"worker's {name}": size for name, size in worker.items() if name not in ("activations", "logits")}  # between its passes
         both |= {f"engines' {name}": size * config.generation.num_engines for name, size in engine.items()}
         advice = "lower generation.kv_cache_gib or generation.num_engines, or take a second GPU"
         memory_plan.check_fits(both, capacity, "policy and generation on one GPU", advice)
 
 
-def _planned_shape(model: ModelConfig) -> memory_plan.ModelShape:
-    if model.gguf is not None:
-        return memory_plan.ModelShape.of(gguf_config(model.gguf))
-    return memory_plan.ModelShape.of_scratch(model) if model.path is None else memory_plan.ModelShape.of(check_model_dir(model.path))
-
-
-def check_answers(config: ScoredConfig, source: EnvironmentConfig, environment: Environment, seed: int) -> None:
-    """Every answer of the data counts as right by its own reward. Nothing is checked of a generator with its own verifier.
+def check_answers(config: RunConfig | EvaluateConfig, source: EnvironmentConfig, problems: Sequence[Problem]) -> None:
+    """Every answer of the data counts as right by its own reward.
 
     Raises:
         ConfigError: some do not; names the first of them.
     """
-    if not _are_checked(config, source):
-        return
-    splits: tuple[Split, ...] = ("train", "validation")
-    problems = [environment.problem(split, i) for split in splits for i in range(_checked(source, environment, split))]
-    check_golds(problems, config.paid, config.scoring, source, seed)
+    # A generator with its own verifier holds no answers that a person could have got wrong.
+    if config.rewards or source.kind != "reasoning_gym" or source.sources:
+        check_golds(problems, config.paid, config.scoring, source, config.seed)
 
 
-def check_set(config: ScoredConfig, name: str, source: EnvironmentConfig, model_path: str, shape: Any, room: int, seed: int) -> None:
-    """A further validation set can be asked of the model, and its answers count as right.
+def check_sets(config: RunConfig | EvaluateConfig, model_path: str, shape: Any, room: int) -> None:
+    """The further validation sets can be asked of the model, and their answers count as right.
 
     Args:
-        name: of the set, in `validation.sets`. shape: the model's configuration. room: most tokens of a prompt.
+        shape: the model's configuration. room: most tokens of a prompt.
 
     Raises:
         ConfigError: names the set, and what to change.
     """
-    try:
-        environment = build(source, seed)
-        encoder = load_encoder(model_path, shape, source.system_prompt, source.chat_template_kwargs)
-        problems = [environment.problem("validation", index) for index in range(_checked(source, environment, "validation"))]
-        for problem in problems:
-            fit(problem, encoder.prompt(problem), room, source.on_too_long)
-        if _are_checked(config, source):
-            check_golds(problems, config.paid, config.scoring, source, seed)
-    except ConfigError as error:
-        raise ConfigError(f"validation.sets.{name}: {error}") from None
+    for name, source in config.validation.sets.items():
+        try:
+            environment = build(source, config.seed)
+            encoder = load_encoder(model_path, shape, source.system_prompt, source.chat_template_kwargs)
+            problems = _asked(environment, encoder, source, room, splits=("validation",))
+            check_answers(config, source, problems)
+        except ConfigError as error:
+            raise ConfigError(f"validation.sets.{name}: {error}") from None
 
 
-def _are_checked(config: ScoredConfig, source: EnvironmentConfig) -> bool:
-    # A generator with its own verifier holds no answers that a person could have got wrong.
-    return bool(config.rewards) or source.kind != "reasoning_gym" or bool(source.sources)
+def _asked(
+    environment: Environment,
+    encoder: PromptEncoder,
+    source: EnvironmentConfig,
+    room: int,
+    with_answer: int | None = None,
+    splits: tuple[Split, ...] = ("train", "validation"),
+) -> list[Problem]:
+    """The problems that are looked at, after a check of their lengths.
+
+    Args:
+        room: most tokens of a prompt. with_answer: most tokens of a training prompt and its answer; None: any.
+    """
+    problems = []
+    for split in splits:
+        for index in range(_checked(source, environment, split)):
+            problem = environment.problem(split, index)
+            problems.append(problem)
+            prompt = fit(problem, encoder.prompt(problem), room, source.on_too_long)
+            if prompt is None or with_answer is None or split != "train":
+                continue
+            length = len(prompt) + len(encoder.answer(problem))
+            if length > with_answer:
+                raise ConfigError(
+                    f"environment: {split} prompt {index} with its answer has {length} tokens, the context is {with_answer}: "
+                    "shorten it, or set warm_start.steps=0"
+                )
+    return problems
 
 
 def _checked(source: EnvironmentConfig, environment: Environment, split: Split) -> int:
@@ -230,34 +264,16 @@ def load_encoder(
     return encoder
 
 
-def room_for_prompts(generation: GenerationConfig, max_new_tokens: int, context: int, field: str) -> int:
-    """Most tokens that a prompt may have beside a response. `field` is the recipe's name of `max_new_tokens`.
+def room_for_prompts(config: RunConfig | EvaluateConfig, context: int) -> int:
+    """Most tokens that a prompt may have beside a response. `context` is the model's.
 
     Raises:
         ConfigError: there is no room.
     """
-    limit = min(context, generation.max_model_len or context)
-    if generation.max_model_len is not None and generation.max_model_len > context:
-        raise ConfigError(f"generation.max_model_len: {generation.max_model_len} is above the model's context of {context} tokens")
-    room = limit - max_new_tokens
+    limit, room = config.generation.max_model_len or context, config.prompt_room(context)
+    if limit > context:
+        raise ConfigError(f"generation.max_model_len: {limit} is above the model's context of {context} tokens")
     if room < 1:
-        raise ConfigError(f"{field}: {max_new_tokens} leaves no room for a prompt in a context of {limit} tokens")
+        field = "rollout" if isinstance(config, RunConfig) else "sampling"
+        raise ConfigError(f"{field}.max_new_tokens: {limit - room} leaves no room for a prompt in a context of {limit} tokens")
     return room
-
-
-def _check_prompts(config: RunConfig, encoder: PromptEncoder, environment: Environment, context: int) -> None:
-    room = room_for_prompts(config.generation, config.rollout.max_new_tokens, context, _FIELD)
-    splits: tuple[Split, ...] = ("train", "validation")
-    for split in splits:
-        for index in range(_checked(config.environment, environment, split)):
-            problem = environment.problem(split, index)
-            prompt = fit(problem, encoder.prompt(problem), room, config.environment.on_too_long)
-            if prompt is None:
-                continue
-            length = len(prompt)
-            answer = len(encoder.answer(problem)) if config.warm_start.steps and split == "train" else 0
-            if length + answer > context:
-                raise ConfigError(
-                    f"environment: {split} prompt {index} with its answer has {length + answer} tokens, the context is {context}: "
-                    "shorten it, or set warm_start.steps=0"
-                )

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from actors.environments import Split
 from actors.models.hf import check_layout, check_model_dir
 from actors.models.memory_plan import ModelShape
-from actors.preflight import check_memory, given_model, load_encoder, scratch_model
+from actors.preflight import check_memory, load_encoder
 from actors.rollout.examples import build_problems
 from actors.rollout.prompts import Problems, PromptEncoder
 from actors.rollout.supervised import SampleReader, SampleTooLongError
@@ -45,15 +44,6 @@ class SupervisedData:
             return config.steps
         assert config.epochs is not None  # SftConfig checks it
         return -(-config.epochs * self.train // config.batch_size)
-
-
-def prepare_sft_model(config: SftConfig, scratch_directory: Path) -> str:
-    """The directory of the model to train: `model.path`, or what is written to `scratch_directory`.
-
-    Raises:
-        ConfigError: the data, the GGUF file or the model's shape does not work.
-    """
-    return given_model(config, scratch_directory) or scratch_model(config, build_problems(config.data, config.seed), scratch_directory)
 
 
 def check_sft(config: SftConfig, model_path: str) -> tuple[Problems, int]:

@@ -30,7 +30,7 @@ from actors.data_plane.usage import OperationUsage
 from actors.environments import Problem
 from actors.environments.rewards.base import Response
 from actors.environments.scoring.verdict import Verdict
-from actors.generation.types import WeightUpdate
+from actors.generation.types import UpdateOptions, WeightUpdate
 from actors.policy.executors import Request
 from actors.policy.group import PolicyGroup
 from actors.rollout.assemble import ROLLOUT_FIELDS, TRAIN_FIELDS
@@ -184,7 +184,7 @@ class StubEngine:
     def ready(self) -> str:
         return "stub"
 
-    def update_weights(self, weights: Any, version: int, *_: Any) -> WeightUpdate:
+    def update_weights(self, weights: Any, version: int, options: UpdateOptions) -> WeightUpdate:
         _compute("update_weights", version)
         return WeightUpdate(bytes=0, pause_s=0.0)
 

@@ -95,7 +95,7 @@ def never_end(engines: Sequence[str]) -> None:
     """Let no token end a response, so that each has its full length."""
 
     def forget(actor: Any) -> None:
-        actor._engine._eos = ()
+        actor._eos = ()
 
     ray.get([ray.get_actor(name, namespace=NAMESPACE).__ray_call__.remote(forget) for name in engines], timeout=60)
 

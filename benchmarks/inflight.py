@@ -29,9 +29,9 @@ import ray
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from actors.generation.engine_actor import engine_actor_class
+from actors.generation.engine import engine_actor_class
 from actors.generation.pool import EnginePool
-from actors.generation.types import GenerationRequest, GenerationResult
+from actors.generation.types import GenerationRequest, GenerationResult, UpdateOptions
 from configs.rollout import GenerationConfig
 
 EOS = tuple(range(1, 5))
@@ -124,7 +124,9 @@ def measure(pool: EnginePool, client: Client, weights: list[Any]) -> dict[str, K
             if name != "none":
                 version += 1
                 asked = time.monotonic()
-                update = pool.update_weights(weights[version % 2], version, mode="in_flight", recompute_kv_cache=name == "recompute")
+                update = pool.end_update(
+                    pool.begin_update(weights[version % 2], version, UpdateOptions("in_flight", name == "recompute")), version
+                )
                 kind.calls.append(time.monotonic() - asked)
                 kind.pauses.append(update[ENGINE].pause_s)
             kind.tokens += client.take(0.02)

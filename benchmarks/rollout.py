@@ -44,7 +44,7 @@ class Alone:
 
         from actors.generation import vllm_executors
 
-        self._llm, self._sampling = LLM(**vllm_executors.engine_arguments(config, model, 0)), SamplingParams
+        self._llm, self._sampling = LLM(**vllm_executors.engine_arguments(config, model, 0, "host")), SamplingParams
 
     def generate(self, prompts: list[list[int]], length: int) -> tuple[int, float]:
         """Response tokens and seconds."""

@@ -6,7 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from actors.preflight_evaluate import check_evaluation
+from actors.preflight import check_evaluation
 from actors.rollout.samples import SLOWEST, Validation
 from actors.rollout.validation import OWN_SET
 from configs.evaluate import EvaluateConfig

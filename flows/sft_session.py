@@ -11,7 +11,8 @@ from typing import Any, Literal
 from prefect.futures import PrefectFuture
 
 from actors.data_plane.meta import KVBatchMeta
-from actors.preflight_sft import PART, Lengths, SupervisedData, check_sft, data_of, measure, prepare_sft_model, sample_parts
+from actors.preflight import prepare_model
+from actors.preflight_sft import PART, Lengths, SupervisedData, check_sft, data_of, measure, sample_parts
 from configs.sft import SftConfig
 from flows.session import Metrics, Prepared, Session, Step
 from flows.shards import in_lanes, room
@@ -77,7 +78,7 @@ class SftSession(Session[SftConfig, RunActors]):
 
     @staticmethod
     def prepare(config: SftConfig, scratch: Path) -> PreparedSft:
-        model_path = prepare_sft_model(config, scratch)
+        model_path = prepare_model(config, scratch)
         problems, allowed = check_sft(config, model_path)
         lengths: list[Lengths] = []
         lanes = min(room(), problems.size("train") // PART if config.data.environment is None else 1)

@@ -24,7 +24,7 @@ from actors.data_plane import transfer_queue as queue
 from actors.data_plane.address import DataPlaneAddress
 from actors.data_plane.connect import connect
 from actors.environments.actor import SCORING_THREADS, EnvironmentActor
-from actors.generation.engine_actor import engine_actor_class
+from actors.generation.engine import engine_actor_class
 from actors.policy.group import PolicyGroup
 from actors.preflight import longest_sample
 from actors.preflight_sft import SupervisedData

@@ -19,7 +19,7 @@ from actors.environments.base import Problem
 from actors.policy.objectives import advantages
 from actors.policy.objectives import registry as objectives
 from actors.refit.manifest import WeightLayout, WeightMismatchError
-from actors.refit.transport import Ends, RefitPlan
+from actors.refit.transport import RefitPlan
 from configs.environment import EnvironmentConfig
 from configs.policy import PolicyConfig
 from tests.actors.policy.objectives.batches import loss_of, micro_batch
@@ -85,7 +85,7 @@ def test_a_transport(example: Callable[[str], Any], ray_session: None, tmp_path:
     remote: Any = ray.remote
     worker = remote(num_cpus=0)(Worker).remote()
     try:
-        offered, sending = transport.offer(Ends(RefitPlan(), {"policy-worker-0": worker}, "unused", []))
+        offered, sending = transport.offer(RefitPlan(), {"policy-worker-0": worker}, "unused", [])
     finally:
         ray.kill(worker)
     assert sending == {}

@@ -119,17 +119,12 @@ def encode(name: str, rows: Column, kind: ColumnType) -> dict[str, list[torch.Te
     return {name: [tensor.reshape(-1) for tensor in tensors], name + SHAPE_SUFFIX: shapes}
 
 
-def lengths(rows: list[torch.Tensor]) -> list[int]:
-    """Bytes of each row."""
-    return list(map(_NBYTES, rows))
-
-
 @torch.no_grad()
 def pack(rows: list[torch.Tensor], out: torch.Tensor) -> None:
     """Write rows of one dtype as they travel and are kept: jagged, one after another, never padded.
 
     Args:
-        out: uint8 [sum(lengths(rows))], aligned for the dtype.
+        out: uint8, [bytes of all rows], aligned for the dtype.
     """
     join = torch.stack if rows[0].ndim == 0 else torch.cat
     join(rows, out=out.view(rows[0].dtype))

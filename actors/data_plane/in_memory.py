@@ -21,7 +21,6 @@ from actors.data_plane.interface import (
     DataPlane,
     Done,
     PartitionConflictError,
-    PartitionStatus,
     UnknownFieldError,
     UnknownKeyError,
     UnknownPartitionError,
@@ -48,32 +47,27 @@ class _Partition:
         return [key for key in self.samples if key not in self.claimed.setdefault(consumer, set())]
 
 
-@dataclass
-class _Store:
-    partitions: dict[str, _Partition] = field(default_factory=dict)
-    changed: threading.Condition = field(default_factory=threading.Condition)
-
-
 class MemoryPlane(DataPlane):
     """Passes the same contract suite as `TransferQueuePlane`."""
 
     def __init__(self, timeout_s: float = 120.0) -> None:
         super().__init__(timeout_s)
-        self._store = _Store()
+        self._partitions: dict[str, _Partition] = {}
+        self._changed = threading.Condition()
 
     def with_timeout(self, timeout_s: float) -> MemoryPlane:
         """Another client of the same partitions."""
         other = MemoryPlane(timeout_s)
-        other._store = self._store
+        other._partitions, other._changed = self._partitions, self._changed
         return other
 
     def _measured[T](self, operation: str, call: Callable[[], Done[T]]) -> T:
-        with self._store.changed:
+        with self._changed:
             return super()._measured(operation, call)
 
     def _register(self, partition_id: str, fields: Sequence[str], capacity: int | None, consumers: Sequence[str]) -> Done[None]:
         schema = Schema.build(partition_id, fields, capacity, consumers)
-        if self._store.partitions.setdefault(partition_id, _Partition(schema)).schema != schema:
+        if self._partitions.setdefault(partition_id, _Partition(schema)).schema != schema:
             raise PartitionConflictError(f"partition {partition_id!r} exists with another schema")
         return Done(None)
 
@@ -84,7 +78,6 @@ class MemoryPlane(DataPlane):
             return Done(meta.with_fields(*columns))
         types = codec.column_types(meta.partition_id, columns)
         codec.check_types(meta.partition_id, partition.types, types)
-        partition.schema.check_room(meta.partition_id, partition.types, columns)
         copies = {name: [codec.copy_row(name, row) for row in rows] for name, rows in columns.items()}
         tags = [codec.copy_row("tags", tag) for tag in meta.tags]
         self._wait_for_space(meta, partition, copies, overwrite)
@@ -97,7 +90,7 @@ class MemoryPlane(DataPlane):
                 sample.length = meta.sequence_lengths[row]
             if tags:
                 sample.tags = (sample.tags or {}) | tags[row]
-        self._store.changed.notify_all()
+        self._changed.notify_all()
         return Done(meta.with_fields(*columns), len(meta), codec.payload(copies))
 
     def _get(self, meta: KVBatchMeta, fields: Sequence[str]) -> Done[dict[str, list[Any]]]:
@@ -120,7 +113,7 @@ class MemoryPlane(DataPlane):
         def ready() -> list[str]:
             return [key for key in partition.unclaimed(consumer) if partition.samples[key].columns.keys() >= set(fields)]
 
-        if not self._store.changed.wait_for(lambda: len(ready()) >= count, timeout_s):
+        if not self._changed.wait_for(lambda: len(ready()) >= count, timeout_s):
             waiting = [partition.samples[key].columns for key in partition.unclaimed(consumer)]
             lacking = {name: sum(name not in columns for columns in waiting) for name in fields}
             missing = {name: number for name, number in lacking.items() if number}
@@ -146,21 +139,19 @@ class MemoryPlane(DataPlane):
             partition.samples.pop(key, None)
         for keys in partition.claimed.values():
             keys.difference_update(meta.keys)
-        self._store.changed.notify_all()
+        self._changed.notify_all()
         return Done(None, len(meta))
 
-    def _status(self, partition_id: str) -> Done[PartitionStatus]:
-        partition = self._partition(partition_id)
-        schema = partition.schema
-        return Done(PartitionStatus(partition_id, len(partition.samples), schema.fields, schema.capacity, schema.consumers))
+    def _samples(self, partition_id: str) -> Done[int]:
+        return Done(len(self._partition(partition_id).samples))
 
     def _partitions_used(self) -> list[str]:
-        return list(self._store.partitions)
+        return list(self._partitions)
 
     def _partition(self, partition_id: str) -> _Partition:
-        if partition_id not in self._store.partitions:
+        if partition_id not in self._partitions:
             raise UnknownPartitionError(f"no partition {partition_id!r}: register it first")
-        return self._store.partitions[partition_id]
+        return self._partitions[partition_id]
 
     def _wait_for_space(self, meta: KVBatchMeta, partition: _Partition, columns: Mapping[str, Any], overwrite: bool) -> None:
         where, capacity = f"partition {meta.partition_id!r}", partition.schema.capacity
@@ -179,5 +170,5 @@ class MemoryPlane(DataPlane):
         message = f"{where}: no space for {fresh()} more samples, it holds {len(partition.samples)} of {capacity}"
         if capacity is not None and fresh() > capacity:
             raise CapacityError(message)
-        if not self._store.changed.wait_for(fits, self._timeout_s):
+        if not self._changed.wait_for(fits, self._timeout_s):
             raise CapacityError(f"{message} after waiting {self._timeout_s:g} s")

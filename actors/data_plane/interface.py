@@ -97,24 +97,6 @@ class DataPlaneGoneError(DataPlaneError):
 
 
 @dataclass(frozen=True)
-class PartitionStatus:
-    """What a partition holds now.
-
-    Attributes:
-        samples: keys with at least one column.
-        fields: the columns it was registered with.
-        capacity: most samples held at once, or None.
-        consumers: tasks that may claim its samples.
-    """
-
-    partition_id: str
-    samples: int
-    fields: frozenset[str]
-    capacity: int | None
-    consumers: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
 class Done[T]:
     """What an operation returns: its value, and how much it moved (rows, and bytes of column payload)."""
 
@@ -207,13 +189,13 @@ class DataPlane(ABC):
         """
         self._measured("clear", lambda: self._clear(meta))
 
-    def status(self, partition_id: str) -> PartitionStatus:
-        """Occupancy of one partition.
+    def samples(self, partition_id: str) -> int:
+        """How many keys of the partition have at least one column.
 
         Raises:
             UnknownPartitionError, DataPlaneGoneError.
         """
-        return self._measured("status", lambda: self._status(partition_id))
+        return self._measured("status", lambda: self._samples(partition_id))
 
     def usage(self) -> dict[str, OperationUsage]:
         """What this client did so far, by operation: a copy, picklable, for `usage.merge`."""
@@ -229,7 +211,7 @@ class DataPlane(ABC):
         Raises:
             DataPlaneGoneError.
         """
-        occupancy = {f"data_plane/occupancy/{name}": float(self.status(name).samples) for name in self._partitions_used()}
+        occupancy = {f"data_plane/occupancy/{name}": float(self.samples(name)) for name in self._partitions_used()}
         return flatten(merge([self.usage(), *others])) | occupancy
 
     def close(self) -> None:
@@ -252,7 +234,7 @@ class DataPlane(ABC):
     def _clear(self, meta: KVBatchMeta) -> Done[None]: ...
 
     @abstractmethod
-    def _status(self, partition_id: str) -> Done[PartitionStatus]: ...
+    def _samples(self, partition_id: str) -> Done[int]: ...
 
     @abstractmethod
     def _partitions_used(self) -> list[str]: ...

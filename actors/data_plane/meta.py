@@ -65,11 +65,20 @@ class KVBatchMeta(BaseModel):
         Raises:
             IndexError: a row outside the batch.
         """
-        return self._with_rows(rows)
+        # Through the constructor: a doubled row must fail here, not in the queue.
+        return KVBatchMeta(
+            partition_id=self.partition_id,
+            task_name=self.task_name,
+            keys=tuple(self.keys[row] for row in rows),
+            fields=self.fields,
+            sequence_lengths=tuple(self.sequence_lengths[row] for row in rows) if self.sequence_lengths else (),
+            tags=tuple(self.tags[row] for row in rows) if self.tags else (),
+            extra_info=self.extra_info,
+        )
 
     def slice(self, start: int, stop: int) -> KVBatchMeta:
         """Rows start <= i < stop."""
-        return self._with_rows(range(len(self))[start:stop])
+        return self.subset(range(len(self))[start:stop])
 
     def with_fields(self, *fields: str) -> KVBatchMeta:
         """The same rows with more columns known."""
@@ -96,18 +105,6 @@ class KVBatchMeta(BaseModel):
             sequence_lengths=tuple(n for meta in filled for n in meta.sequence_lengths),
             tags=tuple(tag for meta in filled for tag in meta.tags),
             extra_info=filled[0].extra_info,
-        )
-
-    def _with_rows(self, rows: Sequence[int]) -> KVBatchMeta:
-        # Through the constructor: a doubled row must fail here, not in the queue.
-        return KVBatchMeta(
-            partition_id=self.partition_id,
-            task_name=self.task_name,
-            keys=tuple(self.keys[row] for row in rows),
-            fields=self.fields,
-            sequence_lengths=tuple(self.sequence_lengths[row] for row in rows) if self.sequence_lengths else (),
-            tags=tuple(self.tags[row] for row in rows) if self.tags else (),
-            extra_info=self.extra_info,
         )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from actors.data_plane.interface import RowCountError, UnknownConsumerError, UnknownFieldError, UnsatisfiableClaimError
 from actors.data_plane.meta import KVBatchMeta
 from configs.names import did_you_mean
 
-MAX_FIELDS = 63  # the columns of a sample travel as the bits of one integer
+_MAX_FIELDS = 63  # bits of `Schema.mask`, an int64 in MessagePack
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class Schema:
         """Raises: ValueError (no columns, more than 63, a doubled or reserved name ("::" inside), or a capacity below 1)."""
         where = f"partition {partition_id!r}"
         schema = Schema(frozenset(fields), capacity, frozenset(consumers))
-        if not 1 <= len(schema.fields) <= MAX_FIELDS or len(schema.fields) != len(fields):
-            raise ValueError(f"{where}: needs 1 to {MAX_FIELDS} columns, each named once; got {list(fields)}")
+        if not 1 <= len(schema.fields) <= _MAX_FIELDS or len(schema.fields) != len(fields):
+            raise ValueError(f"{where}: needs 1 to {_MAX_FIELDS} columns, each named once; got {list(fields)}")
         if len(schema.consumers) != len(consumers) or "" in schema.consumers:
             raise ValueError(f"{where}: consumers need names, each given once; got {list(consumers)}")
         if reserved := [name for name in (partition_id, *sorted(schema.fields), *sorted(schema.consumers)) if "::" in name]:
@@ -69,20 +70,13 @@ class Schema:
             if len(values) not in (0, n):
                 raise RowCountError(f"{where}: {len(values)} {name} for {n} keys")
 
-    def check_room(self, partition_id: str, written: Iterable[str], columns: Iterable[str]) -> None:
-        """Refuse extra columns beyond the most that a partition can have.
+    def mask(self, names: Iterable[str]) -> int:
+        """A set of columns as the bits of one integer: small enough to ride with every sample. Other names have no bit."""
+        return sum(self._bits.get(name, 0) for name in names)
 
-        Args:
-            written: columns that it has besides `fields`.
-
-        Raises:
-            UnknownFieldError.
-        """
-        known = self.fields.union(written)
-        new = [name for name in columns if name not in known]
-        if len(known) + len(new) > MAX_FIELDS:
-            name = new[MAX_FIELDS - len(known)]
-            raise UnknownFieldError(f"partition {partition_id!r}: no room for column {name!r}, it has {MAX_FIELDS} with those before")
+    @cached_property
+    def _bits(self) -> dict[str, int]:
+        return {name: 1 << place for place, name in enumerate(sorted(self.fields))}
 
     def check_claim(self, partition_id: str, consumer: str, fields: Sequence[str], count: int) -> None:
         """Refuse a claim that can never be satisfied.

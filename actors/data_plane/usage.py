@@ -17,26 +17,6 @@ _LEAST_S = 1e-7
 
 
 @dataclass
-class Latencies:
-    """A histogram of seconds with buckets of equal ratio: bucket i holds 1.05**i <= seconds < 1.05**(i+1)."""
-
-    counts: Counter[int] = field(default_factory=Counter)
-
-    def add(self, seconds: float) -> None:
-        """Count one value; anything below 100 ns counts as 100 ns."""
-        self.counts[math.floor(math.log(max(seconds, _LEAST_S), _GROWTH))] += 1
-
-    def quantile(self, q: float) -> float:
-        """The nearest-rank q-quantile (0 < q <= 1) in seconds, as its bucket's geometric middle; 0.0 of nothing."""
-        rank, passed = math.ceil(q * self.counts.total()), 0
-        for bucket in sorted(self.counts):
-            passed += self.counts[bucket]
-            if passed >= rank:
-                return math.exp((bucket + 0.5) * math.log(_GROWTH))
-        return 0.0
-
-
-@dataclass
 class OperationUsage:
     """All calls of one operation.
 
@@ -45,19 +25,28 @@ class OperationUsage:
         errors: calls that raised.
         rows: samples written, read, claimed or cleared.
         bytes: payload of the columns written or read, without framing.
-        latencies: of the calls that succeeded, as the caller waits for them.
+        latencies: calls that succeeded, by the seconds for which the caller waited: bucket i has 1.05**i <= seconds < 1.05**(i+1).
     """
 
     count: int = 0
     errors: int = 0
     rows: int = 0
     bytes: int = 0
-    latencies: Latencies = field(default_factory=Latencies)
+    latencies: Counter[int] = field(default_factory=Counter)
 
     def add(self, rows: int, payload: int, seconds: float) -> None:
-        """Count one call that succeeded."""
+        """Count one call that succeeded; less than 100 ns counts as 100 ns."""
         self.count, self.rows, self.bytes = self.count + 1, self.rows + rows, self.bytes + payload
-        self.latencies.add(seconds)
+        self.latencies[math.floor(math.log(max(seconds, _LEAST_S), _GROWTH))] += 1
+
+    def quantile(self, q: float) -> float:
+        """The nearest-rank q-quantile (0 < q <= 1) of the latencies in seconds, as its bucket's geometric middle; 0.0 of nothing."""
+        rank, passed = math.ceil(q * self.latencies.total()), 0
+        for bucket in sorted(self.latencies):
+            passed += self.latencies[bucket]
+            if passed >= rank:
+                return math.exp((bucket + 0.5) * math.log(_GROWTH))
+        return 0.0
 
 
 def merge(parts: Iterable[Mapping[str, OperationUsage]]) -> dict[str, OperationUsage]:
@@ -70,7 +59,7 @@ def merge(parts: Iterable[Mapping[str, OperationUsage]]) -> dict[str, OperationU
             whole.errors += usage.errors
             whole.rows += usage.rows
             whole.bytes += usage.bytes
-            whole.latencies.counts.update(usage.latencies.counts)
+            whole.latencies.update(usage.latencies)
     return merged
 
 
@@ -80,5 +69,5 @@ def flatten(usage: Mapping[str, OperationUsage]) -> dict[str, float]:
     for name, record in usage.items():
         values = {"count": record.count, "errors": record.errors, "rows": record.rows, "bytes": record.bytes}
         flat |= {f"data_plane/{name}/{what}": float(value) for what, value in values.items()}
-        flat |= {f"data_plane/{name}/p{q}_s": record.latencies.quantile(q / 100) for q in (50, 99)}
+        flat |= {f"data_plane/{name}/p{q}_s": record.quantile(q / 100) for q in (50, 99)}
     return flat

@@ -1,13 +1,13 @@
 """One vLLM engine: requests in, responses out, new weights in between, in a process of its own.
 
-    EngineActor (Ray) ──► Engine ── checks requests and weights ──► InProcess | Async ──► vLLM
-        submit, abort       │ ▲                                          │
-        collect ◄─────── Mailboxes ◄───────── results by client ◄────────┘
+    submit, abort ──► Engine ── checks requests and weights ──► InProcess | Async ──► vLLM
+                       │ ▲                                           │
+    collect ◄────── Mailboxes ◄───────── results by client ◄─────────┘
 
-        new ──start──► ready ──shutdown──► stopped
-                         └── vLLM raised ──► failed     (requests and weights that do not fit leave it ready)
+    new ──ready──► ready ──shutdown──► stopped
+                     └── vLLM raised ──► failed     (requests and weights that do not fit leave it ready)
 
-vLLM is imported by `start`, so this module costs nothing to import.
+vLLM is imported by `ready`, so this module costs nothing to import.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import ray
+
 from actors.generation.mailboxes import Mailboxes
 from actors.generation.types import (
     EngineFailedError,
@@ -28,14 +30,14 @@ from actors.generation.types import (
     GenerationResult,
     GenerationTimeoutError,
     RequestError,
-    Update,
-    UpdateMode,
+    UpdateOptions,
     WeightUpdate,
 )
 from actors.generation.versions import Segments
+from actors.heap import freeze_heap
 from actors.refit.manifest import WeightLayout, read_layout
 from actors.refit.transport import UpdateInfo
-from actors.refit.transports import transport_class
+from actors.refit.transports import TRANSPORTS, Host
 from configs import settings
 from configs.rollout import GenerationConfig
 
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from actors.generation.vllm_executors import Executor
 
 logger = logging.getLogger(__name__)
+
+COLLECTORS = 16  # threads of an engine actor in which clients wait for results; a further one queues until another's wait ends
 
 
 def prepare_process(config: GenerationConfig) -> None:
@@ -66,7 +70,10 @@ def prepare_process(config: GenerationConfig) -> None:
 
 
 class Engine:
-    """Call from any thread. Requests belong to a client, which alone sees their results; ids of two clients may be equal."""
+    """Call from any thread. Requests belong to a client, which alone sees their results; ids of two clients may be equal.
+
+    As an actor it takes at the same time `submit` and `abort` (in order), up to `COLLECTORS` waiting `collect`, one update, and `health`.
+    """
 
     def __init__(self, config: GenerationConfig, model_path: str, seed: int, eos_token_ids: Sequence[int]) -> None:
         """
@@ -83,8 +90,7 @@ class Engine:
         self._owners: dict[str, tuple[str, str]] = {}  # and back
         self._mailboxes = Mailboxes()
         self._updating = threading.Lock()
-        self._transport = transport_class(config.refit)(config.timeout_s)
-        self._asleep = False
+        self._transport = TRANSPORTS.get(config.refit, Host)(config.timeout_s)  # "auto", where no placement has decided: host
         self._numbers = itertools.count()  # a key is never used again: an aborted request may still end under its own
         self._executor: Executor
         self._layout: WeightLayout
@@ -94,31 +100,33 @@ class Engine:
         """0 for the weights of `model_path`, else the version of the last update."""
         return self._executor.versions.current if self._state not in ("new", "stopped") else 0
 
-    def start(self) -> str:
-        """Import vLLM, load the model, make the KV cache. Returns a line for the log.
+    def ready(self) -> str:
+        """Start: import vLLM, load the model, make the KV cache. Returns a line for the log.
 
         Raises:
-            FileNotFoundError: the directory is no checkpoint. TimeoutError: over `timeout_s` (executor async).
+            FileNotFoundError, ConfigError: the directory is no checkpoint. TimeoutError: over `timeout_s` (executor async).
         """
         if self._state != "new":
-            raise RuntimeError(f"start of an engine that is {self._state}")
+            raise RuntimeError(f"ready: the engine is {self._state}, not new")
         started = time.monotonic()
         self._layout = read_layout(self._model_path)
         prepare_process(self._config)
         from actors.generation import in_process, sampling, streaming, vllm_executors
 
         self._sampling, self._job = sampling, vllm_executors.Job
-        arguments = vllm_executors.engine_arguments(self._config, self._model_path, self._seed)
+        arguments = vllm_executors.engine_arguments(self._config, self._model_path, self._seed, self._transport.backend)
         if self._config.executor == "in_process":
             self._executor = in_process.InProcess(arguments, self)
         else:
             self._executor = streaming.Async(arguments, self, self._config.timeout_s)
         self._state = "ready"
+        freeze_heap()
         return (
             f"vLLM ({self._config.executor}) ready in {time.monotonic() - started:.1f} s: "
             f"max_model_len {self._executor.max_model_len}, {self._config.dtype}"
         )
 
+    @ray.method(concurrency_group="submit")
     def submit(self, client: str, requests: Sequence[GenerationRequest]) -> None:
         """Let the requests join those that run. All or none; does not wait.
 
@@ -126,7 +134,7 @@ class Engine:
             RequestError, PromptTooLongError: also if the client has a running request of that id. EngineFailedError.
         """
         self._must_be_ready()
-        if self._asleep:
+        if self._executor.asleep:
             self._wake_up()
         self._sampling.check_requests(requests, self._executor.max_model_len, self._executor.vocab_size)
         jobs = [
@@ -142,6 +150,7 @@ class Engine:
                 self._open[owner], self._owners[job.key] = job.key, owner
         self._executor.start(jobs)
 
+    @ray.method(concurrency_group="collect")
     def collect(self, client: str, timeout_s: float) -> list[GenerationResult]:
         """The client's finished results, in the order in which they finished; each is handed out once.
 
@@ -156,6 +165,7 @@ class Engine:
             self._must_be_ready()
         return results
 
+    @ray.method(concurrency_group="submit")
     def abort(self, client: str, request_ids: Sequence[str]) -> list[str]:
         """Stop requests. Returns those that it stopped; the others have a result to collect, or were never there."""
         with self._lock:
@@ -167,28 +177,8 @@ class Engine:
             self._executor.abort(keys)
         return ids
 
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
-        """One result per request, in the order of the requests. With `in_process` on a CPU, and if nothing else runs, the same list
-        gives the same bits: all requests join between the same two steps.
-
-        Raises:
-            RequestError, PromptTooLongError: nothing was generated. GenerationTimeoutError: over `timeout_s`, all aborted.
-            EngineFailedError: vLLM raised, now or earlier.
-        """
-        client, timeout_s = f"generate-{next(self._numbers)}", self._config.timeout_s
-        deadline = time.monotonic() + timeout_s
-        self.submit(client, requests)
-        results: dict[str, GenerationResult] = {}
-        while len(results) < len(requests):
-            for result in self.collect(client, max(0.0, deadline - time.monotonic())):
-                results[result.request_id] = result
-            if len(results) < len(requests) and time.monotonic() >= deadline:
-                stopped = self.abort(client, [request.request_id for request in requests])
-                self._mailboxes.take(client, 0.0)
-                raise GenerationTimeoutError(f"{len(stopped)} of {len(requests)} responses unfinished after {timeout_s:.0f} s")
-        return [results[request.request_id] for request in requests]
-
-    def update_weights(self, offered: Any, version: int, mode: UpdateMode = "wait", recompute_kv_cache: bool = True) -> WeightUpdate:
+    @ray.method(concurrency_group="update")
+    def update_weights(self, offered: Any, version: int, options: UpdateOptions) -> WeightUpdate:
         """Replace all weights, and count as `version` from then on. No restart, no file. One update at a time; others queue.
         An engine that sleeps wakes up.
 
@@ -196,11 +186,6 @@ class Engine:
             offered: what the transport of `GenerationConfig.refit` offers. host: Hugging Face names to full tensors in host memory, any
                 floating dtype, only read; a tied model may leave out lm_head.weight. ipc, nccl: a `Transfer`, whose weights the policy
                 sends at the same time.
-            mode: "in_flight": between two steps; running requests go on under the new weights. "wait": running requests end first,
-                and what is submitted meanwhile starts under the new weights.
-            recompute_kv_cache: in flight, True: running requests' keys and values are computed again under the new weights, prompt and
-                response so far; False: they keep those of the old weights (those that vLLM preempts for want of room do not). Either
-                way later requests never meet cached prompts of old weights.
 
         Raises:
             WeightMismatchError: found before anything was loaded; the engine goes on with the weights it had.
@@ -212,14 +197,14 @@ class Engine:
         with self._updating, receiving as (infos, size):
             self._must_be_ready()
             try:
-                pause_s = self._executor.load(Update(infos, version, mode, recompute_kv_cache), self._config.timeout_s)
+                pause_s = self._executor.load(infos, version, options, self._config.timeout_s)
             except GenerationTimeoutError:
                 raise
             except Exception as error:
                 raise self._fail(_reason(f"update to weight version {version}", error)) from error
-            self._asleep = False
         return WeightUpdate(bytes=size, pause_s=pause_s)
 
+    @ray.method(concurrency_group="update")
     def join_transfer(self, init_info: dict[str, Any]) -> None:
         """Join the communicator of an nccl transfer: vLLM's NCCLWeightTransferInitInfo. Returns when all have joined.
 
@@ -232,14 +217,17 @@ class Engine:
         except Exception as error:
             raise self._fail(_reason("joining the policy's broadcast", error)) from error
 
+    @ray.method(concurrency_group="feed")
     def feed(self, transfer_id: str, info: UpdateInfo) -> None:
         """`Transport.feed`: a piece of the weights. Returns when it is loaded."""
         self._transport.feed(transfer_id, info)
 
+    @ray.method(concurrency_group="health")
     def abandon_transfer(self, transfer_id: str, reason: str) -> None:
         """`Transport.abandon`: the policy cannot send the rest."""
         self._transport.abandon(transfer_id, reason)
 
+    @ray.method(concurrency_group="update")
     def sleep(self) -> None:
         """Free GPU memory until the next `update_weights` or request, as `GenerationConfig.sleep_level` says. Idempotent.
 
@@ -252,14 +240,14 @@ class Engine:
         if self._open:
             raise RuntimeError(f"{len(self._open)} requests run: an engine sleeps only when nothing does")
         with self._updating:
-            if self._asleep:
+            if self._executor.asleep:
                 return
             try:
                 self._executor.sleep(self._config.sleep_level, self._config.timeout_s)
             except Exception as error:
                 raise self._fail(_reason("sleep", error)) from error
-            self._asleep = True
 
+    @ray.method(concurrency_group="health")
     def health(self) -> EngineHealth:
         """State, weight version and load. Notices a dead engine core."""
         if self._state == "ready" and self._executor.died():
@@ -293,12 +281,11 @@ class Engine:
 
     def _wake_up(self) -> None:
         with self._updating:
-            if not self._asleep:
+            if not self._executor.asleep:
                 return
             if self._config.sleep_level > 1:
                 raise RequestError("the engine sleeps, and has thrown its weights away (generation.sleep_level 2): refit it first")
             self._executor.wake_up(self._config.timeout_s)
-            self._asleep = False
 
     def _must_be_ready(self) -> None:
         if self._state == "failed":
@@ -315,6 +302,16 @@ class Engine:
             self._owners.clear()
         self._mailboxes.close()
         return EngineFailedError(self._failure)
+
+
+def engine_actor_class(cls: type[Engine] = Engine) -> Any:
+    """`Engine` for Ray: `.options(name=..., namespace=..., num_cpus=..., num_gpus=...).remote(config, model_path, seed, eos_ids)`.
+
+    On a CPU give OMP_WAIT_POLICY=passive in the options' runtime_env (OpenMP reads it before any code of ours runs): on cores that
+    other actors use too, threads that spin made generation 5 to 7 times slower (two threads, two cores, load 10).
+    """
+    remote: Any = ray.remote  # Ray's stubs do not know concurrency_groups on classes
+    return remote(concurrency_groups={"submit": 1, "collect": COLLECTORS, "update": 1, "feed": 1, "health": 1})(cls)
 
 
 def _reason(doing: str, error: BaseException) -> str:

@@ -12,7 +12,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,16 +24,19 @@ from vllm.outputs import RequestOutput
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from actors.generation.types import Update
+from actors.generation.types import UpdateOptions
 from actors.generation.versions import TokenVersions
 from actors.generation.vllm_executors import Job, Sink, must_reset, overdue, prompt_input, record_versions
+from actors.refit.transport import UpdateInfo
 
 _STEP_S = 60.0  # longer than any step: an update that waits notices its own deadline between two of them
 
 
 @dataclass
 class _Asked:
-    update: Update
+    infos: Iterable[UpdateInfo]
+    version: int
+    options: UpdateOptions
     deadline: float
     pause_s: Future[float] = field(default_factory=Future)
 
@@ -44,7 +47,7 @@ class InProcess:
     def __init__(self, arguments: dict[str, Any], sink: Sink) -> None:
         self.versions = TokenVersions()
         self.updating = ""
-        self._asleep = False
+        self.asleep = False
         self._sink = sink
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._due: _Asked | None = None  # waits for the running requests to end
@@ -74,25 +77,24 @@ class InProcess:
     def sleep(self, level: int, timeout_s: float) -> None:
         def fall_asleep() -> None:
             self._llm.sleep(level)
-            self._asleep = True
+            self.asleep = True
 
         self._do(fall_asleep, timeout_s)
 
     def wake_up(self, timeout_s: float) -> None:
         def wake() -> None:
-            if self._asleep:
-                self._llm.wake_up()
-                self._asleep = False
+            self._llm.wake_up()
+            self.asleep = False
 
         self._do(wake, timeout_s)
 
-    def load(self, update: Update, timeout_s: float) -> float:
-        asked = self._asked = _Asked(update, time.monotonic() + timeout_s)
+    def load(self, infos: Iterable[UpdateInfo], version: int, options: UpdateOptions, timeout_s: float) -> float:
+        asked = self._asked = _Asked(infos, version, options, time.monotonic() + timeout_s)
         if self._error is not None:
             raise self._error
 
         def command() -> None:
-            if update.mode == "in_flight":
+            if options.mode == "in_flight":
                 self._load(asked)
             else:
                 self._due = asked
@@ -189,7 +191,7 @@ class InProcess:
         self._due = None
         if running:
             self.updating = ""
-            asked.pause_s.set_exception(overdue(asked.update.version, running))
+            asked.pause_s.set_exception(overdue(asked.version, running))
         else:
             self._load(asked)
         held, self._held = self._held, []
@@ -197,27 +199,27 @@ class InProcess:
 
     def _load(self, asked: _Asked) -> None:
         began, running = time.monotonic(), self._llm.has_unfinished_requests()
-        self.updating = f"loading weight version {asked.update.version}"
-        self._doing = f"update to weight version {asked.update.version}"
+        self.updating = f"loading weight version {asked.version}"
+        self._doing = f"update to weight version {asked.version}"
         core = cast(InprocClient, self._llm.engine_core).engine_core
         core.pause_scheduler("keep", clear_cache=False)
         while core.batch_queue:  # asynchronous scheduling, on a GPU: a step that has begun ends under the old weights
             self._step()
-        if self._asleep:
+        if self.asleep:
             self._llm.wake_up(["weights"])
         self._rpc("start_weight_update")
-        for info in asked.update.infos:
+        for info in asked.infos:
             self._rpc("update_weights", update_info=info)
         self._rpc("finish_weight_update")
-        if self._asleep:
+        if self.asleep:
             self._llm.wake_up(["kv_cache"])
-            self._asleep = False
-        if asked.update.recompute_kv_cache or not running:
+            self.asleep = False
+        if asked.options.recompute_kv_cache or not running:
             must_reset(self._llm.reset_prefix_cache(reset_running_requests=True))
         core.resume_scheduler()
         self._doing, self.updating = "generate", ""
         ended = time.monotonic()
-        self.versions.loaded(asked.update.version, ended)
+        self.versions.loaded(asked.version, ended)
         asked.pause_s.set_result(ended - began if running else 0.0)
 
 

@@ -1,6 +1,6 @@
-"""Which requests are out at which engine, and what becomes of those of a dead one. Pure: no Ray, no clock.
+"""Which engine gets which request, which requests are out, and what becomes of those of a dead engine. Pure: no Ray, no clock.
 
-assign ──► at an engine ──finish, withdraw──► forgotten
+assign ──► at the engine with the least load ──finish, withdraw──► forgotten
               │    ▲
   engine dead │    │ reassign: to a living one, from the prompt on, with the same seed
               ▼    │
@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actors.generation.routing import Router
-from actors.generation.types import GenerationRequest, RequestError
+from actors.generation.types import GenerationRequest, NoEngineError, RequestError
 
 MOST_ENGINES = 3  # that a request is given to; one that kills each engine must not kill them all
 Parts = dict[str, list[GenerationRequest]]  # by engine
@@ -27,17 +26,39 @@ class _Entry:
 
 
 def cost(request: GenerationRequest) -> int:
-    """Tokens at most: prompt and response. What the router balances."""
+    """Tokens at most: prompt and response."""
     return len(request.prompt_token_ids) + request.max_new_tokens
 
 
 class Outstanding:
-    """Invariant: every request that was assigned ends exactly once, by `finish`, `withdraw` or as given up."""
+    """Invariant: every request that was assigned ends exactly once, by `finish`, `withdraw` or as given up.
 
-    def __init__(self, router: Router) -> None:
-        self._router = router
+    Attributes:
+        load: tokens at most of the requests that each engine has. A request goes to the engine with the least, the first of equals.
+        dead: engines that get no more requests, with the reason.
+    """
+
+    def __init__(self, engines: Sequence[str]) -> None:
+        """Raises: ValueError (no names, or one twice)."""
+        if not engines or len(set(engines)) != len(engines):
+            raise ValueError(f"engine names must be unique and at least one, got {list(engines)}")
+        self.load = dict.fromkeys(engines, 0)
+        self.dead: dict[str, str] = {}
         self._entries: dict[str, _Entry] = {}
         self._unwanted: set[tuple[str, str]] = set()  # engine and id of results that come although their request was withdrawn
+
+    @property
+    def alive(self) -> list[str]:
+        """Engines that get requests, in the order given."""
+        return [name for name in self.load if name not in self.dead]
+
+    def mark_dead(self, engine: str, reason: str) -> None:
+        """Never assign this engine again. The first reason stays."""
+        self.dead.setdefault(engine, reason)
+
+    def none_alive(self, request_ids: tuple[str, ...] = ()) -> NoEngineError:
+        """The error to raise when no engine is left."""
+        return NoEngineError("no engine is alive: " + "; ".join(f"{name}: {reason}" for name, reason in self.dead.items()), request_ids)
 
     def at(self, engine: str) -> tuple[str, ...]:
         """Ids of the requests that the engine has."""
@@ -58,10 +79,12 @@ class Outstanding:
             if request.request_id in seen:
                 raise RequestError(f"request {request.request_id!r} occurs twice, or is running already")
             seen.add(request.request_id)
+        if not self.alive:
+            raise self.none_alive()
         parts: Parts = {}
-        for request, engine in zip(requests, self._router.assign([cost(request) for request in requests]), strict=True):
-            self._entries[request.request_id] = _Entry(request, engine)
-            parts.setdefault(engine, []).append(request)
+        for request in requests:
+            entry = self._entries[request.request_id] = _Entry(request, self._take(request))
+            parts.setdefault(entry.engine, []).append(request)
         return parts
 
     def finish(self, engine: str, request_id: str) -> bool:
@@ -95,17 +118,23 @@ class Outstanding:
         """
         parts: Parts = {}
         given_up: dict[str, list[str]] = {}
-        lost = [(request_id, entry) for request_id, entry in self._entries.items() if entry.engine in self._router.dead]
+        lost = [(request_id, entry) for request_id, entry in self._entries.items() if entry.engine in self.dead]
         for request_id, entry in lost:
-            if entry.engines == MOST_ENGINES or not self._router.alive:
+            if entry.engines == MOST_ENGINES or not self.alive:
                 given_up.setdefault(self._forget(request_id).engine, []).append(request_id)
             else:
-                (entry.engine,) = self._router.assign([cost(entry.request)])
+                self.load[entry.engine] -= cost(entry.request)
+                entry.engine = self._take(entry.request)
                 entry.engines += 1
                 parts.setdefault(entry.engine, []).append(entry.request)
         return parts, given_up
 
+    def _take(self, request: GenerationRequest) -> str:
+        engine = min(self.alive, key=self.load.__getitem__)  # min keeps the first of equals
+        self.load[engine] += cost(request)
+        return engine
+
     def _forget(self, request_id: str) -> _Entry:
         entry = self._entries.pop(request_id)
-        self._router.release(entry.engine, cost(entry.request))
+        self.load[entry.engine] -= cost(entry.request)
         return entry

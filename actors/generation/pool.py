@@ -1,10 +1,8 @@
 """Several engine actors as one: requests are spread, a dead engine has a name, and what it was asked can go on elsewhere.
 
-generate(requests) ── Router ──► engine-0 ◄── part 0        a batch: results in order;
-                           └───► engine-1 ◄── part 1        first failure: EngineDiedError("engine-1 ...")
-submit(requests) ── Outstanding, Router ──► engines         without end: results as they come
+submit(requests) ── Outstanding ──► engines              generate(requests): both, for one batch
 collect(timeout_s) ◄── one waiting call per engine
-update_weights(ref, version) ──► every living engine at once
+begin_update, end_update ──► every living engine at once
 
 With `recover` all of them go on without an engine that dies, as long as one lives: its requests start again at the others.
 """
@@ -19,15 +17,15 @@ from typing import Any
 
 import ray
 
-from actors.generation.outstanding import Outstanding, Parts, cost
-from actors.generation.routing import Router
+from actors.generation.outstanding import Outstanding, Parts
 from actors.generation.types import (
     EngineDiedError,
     EngineFailedError,
     EngineHealth,
     GenerationRequest,
     GenerationResult,
-    UpdateMode,
+    GenerationTimeoutError,
+    UpdateOptions,
     WeightUpdate,
 )
 from actors.waiting import ActorGoneError, ActorTimeoutError, find, outcomes
@@ -35,7 +33,6 @@ from configs.deadlines import GRACE_S
 
 _POLL_S = 1.0  # for which an engine lets `collect` wait: long against a call's cost, short against a deadline
 _LOST = ActorGoneError, ActorTimeoutError, EngineFailedError  # such an engine counts as dead
-_Ids = Mapping[str, tuple[str, ...]]  # request ids by engine
 
 
 class EnginePool:
@@ -49,41 +46,36 @@ class EnginePool:
             recover: go on with the engines that are left, when one dies; otherwise the first death is an error.
         """
         self.namespace, self._timeout_s, self._recover = namespace, timeout_s, recover
-        self._router = Router(engines)
         self._handles: dict[str, Any] = {}
         self._client = uuid.uuid4().hex
-        self._outstanding = Outstanding(self._router)
+        self._outstanding = Outstanding(engines)
         self._polls: dict[Any, tuple[str, float]] = {}  # reference of a waiting `collect` to its engine and the time of the call
         self._ready: list[GenerationResult] = []
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
-        """One result per request, in order.
+        """One result per request, in order. No other requests may be out at this pool.
 
         Raises:
-            EngineDiedError: an engine is dead, silent beyond `timeout_s`, or failed (with `recover`: the last one).
-            RequestError: as the engine raised it. NoEngineError: none is left.
+            EngineDiedError: an engine is dead, silent beyond `timeout_s`, or failed. With `recover`, see `collect`.
+            GenerationTimeoutError: over `timeout_s`. RequestError: as the engine raised it. NoEngineError: none is left.
+            After each of them, none of the requests runs.
         """
-        while True:
-            try:
-                return self._generate(requests)
-            except EngineDiedError:
-                if not (self._recover and self._router.alive):
-                    raise
-
-    def _generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
-        costs = [cost(request) for request in requests]
-        parts: dict[str, list[int]] = {}
-        for row, name in enumerate(self._router.assign(costs)):
-            parts.setdefault(name, []).append(row)
+        ids, results = [request.request_id for request in requests], dict[str, GenerationResult]()
+        deadline = time.monotonic() + self._timeout_s
         try:
-            refs = {name: self._handle(name).generate.remote([requests[row] for row in rows]) for name, rows in parts.items()}
-            ids = {name: tuple(requests[row].request_id for row in rows) for name, rows in parts.items()}
-            answers = self._wait(refs, f"generate {len(requests)} responses", self._timeout_s + GRACE_S, ids)
-        finally:
-            for name, rows in parts.items():
-                self._router.release(name, sum(costs[row] for row in rows))
-        by_row = {row: result for name, rows in parts.items() for row, result in zip(rows, answers[name], strict=True)}
-        return [by_row[row] for row in range(len(requests))]
+            self.submit(requests)
+            while len(results) < len(ids) and (left := deadline - time.monotonic()) > 0:
+                results |= {result.request_id: result for result in self.collect(left)}
+        except Exception:
+            self.abort(ids)
+            raise
+        if len(results) < len(ids):
+            before = self._outstanding.alive
+            self.abort(ids)
+            if silent := [name for name in before if name in self._outstanding.dead]:
+                raise EngineDiedError(silent[0], self._outstanding.dead[silent[0]])
+            raise GenerationTimeoutError(f"{len(ids) - len(results)} of {len(ids)} responses unfinished after {self._timeout_s:.0f} s")
+        return [results[request_id] for request_id in ids]
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Let the requests join those that run, each at the engine with the least load. All or none.
@@ -123,39 +115,35 @@ class EnginePool:
     def abort(self, request_ids: Sequence[str]) -> None:
         """Stop requests; none of them has a result any more, and their ids may be used again."""
         withdrawn = self._outstanding.withdraw(request_ids)
-        refs = {name: self._handle(name).abort.remote(self._client, ids) for name, ids in withdrawn.items() if name in self._router.alive}
+        refs = {
+            name: self._handle(name).abort.remote(self._client, ids) for name, ids in withdrawn.items() if name in self._outstanding.alive
+        }
         stopped, _ = self._answers(refs, f"abort {len(request_ids)} requests")
         for name, ids in stopped.items():
             self._outstanding.ended_before(name, sorted(set(withdrawn[name]) - set(ids)))
 
-    def update_weights(
-        self, weights: Any, version: int, mode: UpdateMode = "wait", recompute_kv_cache: bool = True
-    ) -> dict[str, WeightUpdate]:
-        """Give all living engines the weights behind an ObjectRef (`Engine.update_weights`). What it took, by engine.
+    def begin_update(self, weights: Any, version: int, options: UpdateOptions) -> dict[str, Any]:
+        """Give all living engines what a transport offers (`Transport.offer`), without waiting. References by engine, for `end_update`.
+
+        Raises:
+            EngineDiedError: an engine is gone (with `recover`: the last one).
+        """
+        refs = {}
+        for name in self._outstanding.alive:
+            try:
+                refs[name] = self._handle(name).update_weights.remote(weights, version, options)
+            except EngineDiedError:
+                if not (self._recover and self._outstanding.alive):
+                    raise
+        return refs
+
+    def end_update(self, refs: Mapping[str, Any], version: int) -> dict[str, WeightUpdate]:
+        """Wait for what `begin_update` began. What it took, by engine.
 
         Raises:
             EngineDiedError, NoEngineError: as `generate`. WeightMismatchError: the weights fit none of the engines, and all keep what
             they had. GenerationTimeoutError: mode "wait", and an engine's requests did not end in time.
         """
-        return self.end_update(self.begin_update(weights, version, mode, recompute_kv_cache), version)
-
-    def begin_update(self, weights: Any, version: int, mode: UpdateMode, recompute_kv_cache: bool) -> dict[str, Any]:
-        """As `update_weights`, without waiting: references by engine. `weights` may be any offer of a transport (`Transport.offer`).
-
-        Raises:
-            EngineDiedError, NoEngineError: as `generate`.
-        """
-        refs = {}
-        for name in self._router.alive:
-            try:
-                refs[name] = self._handle(name).update_weights.remote(weights, version, mode, recompute_kv_cache)
-            except EngineDiedError:
-                if not (self._recover and self._router.alive):
-                    raise
-        return refs
-
-    def end_update(self, refs: Mapping[str, Any], version: int) -> dict[str, WeightUpdate]:
-        """Wait for what `begin_update` began. Returns and raises as `update_weights`."""
         what, timeout_s = f"refit to weight version {version}", self._timeout_s + GRACE_S
         if not self._recover:
             return self._wait(refs, what, timeout_s)
@@ -163,7 +151,7 @@ class EnginePool:
         if refused:
             raise next(iter(refused.values()))
         if not taken:
-            raise self._router.none_alive(())
+            raise self._outstanding.none_alive(())
         return taken
 
     def sleep(self) -> None:
@@ -172,7 +160,7 @@ class EnginePool:
         Raises:
             EngineDiedError: as `generate`.
         """
-        self._wait({name: self._handle(name).sleep.remote() for name in self._router.alive}, "sleep", self._timeout_s)
+        self._wait({name: self._handle(name).sleep.remote() for name in self._outstanding.alive}, "sleep", self._timeout_s)
 
     def health(self, timeout_s: float = 10.0) -> dict[str, EngineHealth]:
         """What each living engine says of itself.
@@ -180,17 +168,17 @@ class EnginePool:
         Raises:
             EngineDiedError: one is dead, or did not answer within `timeout_s`.
         """
-        return self._wait({name: self._handle(name).health.remote() for name in self._router.alive}, "health", timeout_s)
+        return self._wait({name: self._handle(name).health.remote() for name in self._outstanding.alive}, "health", timeout_s)
 
     @property
     def alive(self) -> list[str]:
         """Engines not found dead so far."""
-        return list(self._router.alive)
+        return self._outstanding.alive
 
     @property
     def dead(self) -> dict[str, str]:
         """Engines found dead, with the reason."""
-        return self._router.dead
+        return dict(self._outstanding.dead)
 
     def _send(self, parts: Parts) -> None:
         refs = {}
@@ -218,24 +206,26 @@ class EnginePool:
         return answers, refused
 
     def _reissue(self) -> None:
-        while lost_engines := sorted(self._outstanding.engines() & set(self._router.dead)):
+        while lost_engines := sorted(self._outstanding.engines() & set(self._outstanding.dead)):
             if not self._recover:
                 name, ids = lost_engines[0], self._outstanding.at(lost_engines[0])
                 self._outstanding.withdraw(ids)
-                raise EngineDiedError(name, self._router.dead[name], ids)
+                raise EngineDiedError(name, self._outstanding.dead[name], ids)
             parts, given_up = self._outstanding.reassign()
             self._send(parts)
             if not given_up:
                 continue
             ids = tuple(request_id for lost in given_up.values() for request_id in lost)
-            if not self._router.alive:
-                raise self._router.none_alive(ids)
+            if not self._outstanding.alive:
+                raise self._outstanding.none_alive(ids)
             name = next(iter(given_up))
-            raise EngineDiedError(name, f"{self._router.dead[name]}; {len(ids)} requests lost their last engine: {', '.join(ids)}", ids)
+            raise EngineDiedError(
+                name, f"{self._outstanding.dead[name]}; {len(ids)} requests lost their last engine: {', '.join(ids)}", ids
+            )
 
     def _poll(self) -> None:
         waiting = {name for name, _ in self._polls.values()}
-        for name in sorted(self._outstanding.engines() - waiting - set(self._router.dead)):
+        for name in sorted(self._outstanding.engines() - waiting - set(self._outstanding.dead)):
             self._polls[self._handle(name).collect.remote(self._client, _POLL_S)] = (name, time.monotonic())
 
     def _gather(self, timeout_s: float, until: Any = None) -> bool:
@@ -266,19 +256,19 @@ class EnginePool:
                 raise self._died(name, error) from error
         return self._handles[name]
 
-    def _wait(self, refs: Mapping[str, Any], what: str, timeout_s: float, ids: _Ids | None = None) -> dict[str, Any]:
+    def _wait(self, refs: Mapping[str, Any], what: str, timeout_s: float) -> dict[str, Any]:
         """Answers of all engines. The first failure ends the wait, which does not go on for the slowest engine."""
         answers: dict[str, Any] = {}
         for name, answer, error in outcomes(refs, what=what, timeout_s=timeout_s):
             if isinstance(error, _LOST):
-                raise self._died(name, error, (ids or {}).get(name)) from error
+                raise self._died(name, error) from error
             if error is not None:
                 raise error
             answers[name] = answer
         return answers
 
-    def _died(self, name: str, error: Exception, request_ids: tuple[str, ...] | None = None) -> EngineDiedError:
+    def _died(self, name: str, error: Exception) -> EngineDiedError:
         # Errors of waiting name the actor themselves; what the engine raised does not know its name.
         message = f"{name}: {error}" if isinstance(error, EngineFailedError) else str(error)
-        self._router.mark_dead(name, message)
-        return EngineDiedError(name, message, self._outstanding.at(name) if request_ids is None else request_ids)
+        self._outstanding.mark_dead(name, message)
+        return EngineDiedError(name, message, self._outstanding.at(name))

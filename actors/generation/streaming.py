@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, cast
 
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
@@ -19,9 +19,10 @@ from vllm.outputs import RequestOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
-from actors.generation.types import Update
+from actors.generation.types import UpdateOptions
 from actors.generation.versions import TokenVersions
 from actors.generation.vllm_executors import Job, Sink, must_reset, overdue, prompt_input, record_versions
+from actors.refit.transport import UpdateInfo
 
 _LOOK_S = 0.01  # between two looks at whether the running requests have ended
 
@@ -32,7 +33,7 @@ class Async:
     def __init__(self, arguments: dict[str, Any], sink: Sink, timeout_s: float) -> None:
         self.versions = TokenVersions()
         self.updating = ""
-        self._asleep = False
+        self.asleep = False
         self._sink = sink
         self._loop = asyncio.new_event_loop()
         self._door = asyncio.Lock()  # held while requests are added, and during an update
@@ -55,21 +56,20 @@ class Async:
         work = self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=init_info))
         self._wait(work, timeout_s, "the engine core to join the policy's broadcast")
 
-    def load(self, update: Update, timeout_s: float) -> float:
+    def load(self, infos: Iterable[UpdateInfo], version: int, options: UpdateOptions, timeout_s: float) -> float:
         try:
-            work = self._load(update, time.monotonic() + timeout_s)
+            work = self._load(infos, version, options, time.monotonic() + timeout_s)
             return self._wait(work, timeout_s + 1.0, "the engine core to load the weights")
         finally:
             self.updating = ""
 
     def sleep(self, level: int, timeout_s: float) -> None:
         self._wait(self._llm.sleep(level), timeout_s, "the engine core to free its GPU memory")
-        self._asleep = True
+        self.asleep = True
 
     def wake_up(self, timeout_s: float) -> None:
-        if self._asleep:
-            self._wait(self._llm.wake_up(), timeout_s, "the engine core to take its GPU memory")
-            self._asleep = False
+        self._wait(self._llm.wake_up(), timeout_s, "the engine core to take its GPU memory")
+        self.asleep = False
 
     def died(self) -> bool:
         return bool(self._llm.errored)
@@ -134,33 +134,33 @@ class Async:
             self._wanted.discard(key)
             self._running.discard(key)
 
-    async def _load(self, update: Update, deadline: float) -> float:
+    async def _load(self, infos: Iterable[UpdateInfo], version: int, options: UpdateOptions, deadline: float) -> float:
         async with self._door:
             self.updating = "waiting for running requests to end"
-            while update.mode == "wait" and self._running:
+            while options.mode == "wait" and self._running:
                 if time.monotonic() > deadline:
-                    raise overdue(update.version, len(self._running))
+                    raise overdue(version, len(self._running))
                 await asyncio.sleep(_LOOK_S)
             began, running = time.monotonic(), bool(self._running)
             # AsyncLLM.pause_generation does this and sleeps 20 ms more, so that outputs are seen first: their times tell them apart here.
             await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
             still = time.monotonic()
-            if self._asleep:
+            if self.asleep:
                 await self._llm.wake_up(["weights"])
             await self._llm.start_weight_update()
-            infos, piece = iter(update.infos), 0
+            left, piece = iter(infos), 0
             self.updating = "waiting for the policy's weights"
-            while (info := await asyncio.to_thread(next, infos, None)) is not None:
+            while (info := await asyncio.to_thread(next, left, None)) is not None:
                 piece += 1
-                self.updating = f"loading piece {piece} of weight version {update.version}"
+                self.updating = f"loading piece {piece} of weight version {version}"
                 await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
                 self.updating = f"waiting for piece {piece + 1} of the policy's weights"
             await self._llm.finish_weight_update()
-            if self._asleep:
+            if self.asleep:
                 await self._llm.wake_up(["kv_cache"])
-                self._asleep = False
-            if update.recompute_kv_cache or not running:
+                self.asleep = False
+            if options.recompute_kv_cache or not running:
                 must_reset(await self._llm.reset_prefix_cache(reset_running_requests=True))
-            self.versions.loaded(update.version, still)
+            self.versions.loaded(version, still)
             await self._llm.resume_generation()
             return time.monotonic() - began if running else 0.0

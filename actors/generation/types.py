@@ -6,9 +6,8 @@ GenerationRequest ──► Engine ──► GenerationResult
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from actors.generation.versions import Segments
 from actors.waiting import ActorGoneError
@@ -68,38 +67,23 @@ class GenerationResult:
         """The version that sampled the first token."""
         return self.weight_segments[0][0]
 
-    @property
-    def weight_version_end(self) -> int:
-        """The version that sampled the last token."""
-        return self.weight_segments[-1][0]
-
 
 @dataclass(frozen=True)
 class UpdateOptions:
     """How new weights reach engines that may be generating.
 
     Attributes:
-        mode, recompute_kv_cache: as of `Engine.update_weights`.
+        mode: "in_flight": between two steps; running requests go on under the new weights. "wait": running requests end first,
+            and what is submitted meanwhile starts under the new weights.
+        recompute_kv_cache: in flight, True: running requests' keys and values are computed again under the new weights, prompt and
+            response so far; False: they keep those of the old weights (those that vLLM preempts for want of room do not). Either
+            way later requests never meet cached prompts of old weights.
         recover: go on without an engine that is dead, as long as one lives.
     """
 
     mode: UpdateMode = "wait"
     recompute_kv_cache: bool = True
     recover: bool = False
-
-
-@dataclass(frozen=True)
-class Update:
-    """A complete, checked set of weights for vLLM, and how it replaces the one before (`Engine.update_weights`).
-
-    Attributes:
-        infos: vLLM's update_info of each piece; asking for the next one may wait for it.
-    """
-
-    infos: Iterable[dict[str, Any]]
-    version: int
-    mode: UpdateMode
-    recompute_kv_cache: bool
 
 
 @dataclass(frozen=True)
@@ -158,6 +142,21 @@ class EngineDiedError(ActorGoneError):
     def __init__(self, engine: str, message: str, request_ids: tuple[str, ...] = ()) -> None:
         super().__init__(engine, message, request_ids)
         self.engine, self.request_ids, self._message = engine, request_ids, message
+
+    def __str__(self) -> str:
+        return self._message
+
+
+class NoEngineError(RuntimeError):
+    """Every engine is dead. The message lists them with their reasons.
+
+    Attributes:
+        request_ids: of submitted requests that end with this.
+    """
+
+    def __init__(self, message: str, request_ids: tuple[str, ...] = ()) -> None:
+        super().__init__(message, request_ids)
+        self.request_ids, self._message = request_ids, message
 
     def __str__(self) -> str:
         return self._message

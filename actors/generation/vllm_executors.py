@@ -9,7 +9,7 @@ Imports vLLM (15 s): import it only in the engine's process, after `engine.prepa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from vllm.config import WeightTransferConfig
@@ -20,9 +20,9 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.output_processor import OutputProcessor
 
-from actors.generation.types import GenerationTimeoutError, Update
+from actors.generation.types import GenerationTimeoutError, UpdateOptions
 from actors.generation.versions import Segments, TokenVersions
-from actors.refit.transports import transport_class
+from actors.refit.transport import UpdateInfo
 from configs.rollout import GenerationConfig
 
 
@@ -51,6 +51,7 @@ class Executor(Protocol):
     vocab_size: int
     versions: TokenVersions
     updating: str  # what `load` is doing; empty outside it
+    asleep: bool
 
     def start(self, jobs: Sequence[Job]) -> None:
         """Let them join the running requests, all between the same two steps. Does not wait."""
@@ -61,10 +62,10 @@ class Executor(Protocol):
     def join_transfer(self, init_info: dict[str, Any], timeout_s: float) -> None:
         """vLLM's init_weight_transfer_engine."""
 
-    def load(self, update: Update, timeout_s: float) -> float:
-        """Load the weights; wake up for it. Returns the seconds for which running requests stood still.
+    def load(self, infos: Iterable[UpdateInfo], version: int, options: UpdateOptions, timeout_s: float) -> float:
+        """Load complete, checked weights; wake up for it. Returns the seconds for which running requests stood still.
 
-        Requests that are started meanwhile begin under the new weights.
+        Requests that are started meanwhile begin under the new weights. Asking `infos` for the next piece may wait for it.
 
         Raises:
             GenerationTimeoutError: mode "wait", and requests still ran at the deadline. Nothing was loaded; they go on.
@@ -74,7 +75,7 @@ class Executor(Protocol):
         """Free the GPU memory of the KV cache and the weights (`GenerationConfig.sleep_level`). Nothing may run."""
 
     def wake_up(self, timeout_s: float) -> None:
-        """Take the memory again, with the weights that were kept. Idempotent."""
+        """Take the memory again, with the weights that were kept."""
 
     def died(self) -> bool:
         """Whether a process that vLLM started is gone. Does not wait."""
@@ -83,8 +84,8 @@ class Executor(Protocol):
         """End vLLM and its processes."""
 
 
-def engine_arguments(config: GenerationConfig, model_path: str, seed: int) -> dict[str, Any]:
-    """Keyword arguments of vLLM's EngineArgs."""
+def engine_arguments(config: GenerationConfig, model_path: str, seed: int, transfers: str) -> dict[str, Any]:
+    """Keyword arguments of vLLM's EngineArgs. `transfers` is `Transport.backend`."""
     return {
         "model": model_path,
         "seed": seed,
@@ -103,7 +104,7 @@ def engine_arguments(config: GenerationConfig, model_path: str, seed: int) -> di
         "generation_config": "vllm",  # not the directory's generation_config.json: the requests say all
         "logprobs_mode": "processed_logprobs",  # after temperature and top_p
         "enable_sleep_mode": config.sleep_level > 0,
-        "weight_transfer_config": WeightTransferConfig(backend=transport_class(config.refit).backend),
+        "weight_transfer_config": WeightTransferConfig(backend=transfers),
         "worker_extension_cls": "actors.refit.vllm_workers.WorkerExtension",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
@@ -138,9 +139,6 @@ def overdue(version: int, running: int) -> GenerationTimeoutError:
 
 
 def must_reset(done: bool) -> None:
-    """
-    Raises:
-        RuntimeError: vLLM says that it did not reset its prefix cache.
-    """
+    """Raises: RuntimeError (vLLM says that it did not reset its prefix cache)."""
     if not done:
         raise RuntimeError("vLLM did not reset its prefix cache after a weight update: requests still hold blocks")

@@ -15,7 +15,7 @@ import ray
 
 from actors.generation.pool import EnginePool
 from actors.generation.types import UpdateOptions, WeightUpdate
-from actors.refit.transport import Ends, NotDeliveredError, RefitPlan
+from actors.refit.transport import NotDeliveredError, RefitPlan
 from actors.refit.transports import TRANSPORTS
 from actors.waiting import ActorTimeoutError, outcomes
 
@@ -38,10 +38,10 @@ class WeightSync:
         """Give the present weights to all living engines. Returns what it took, by engine.
 
         Raises:
-            As `EnginePool.update_weights`. ActorGoneError, ActorTimeoutError: a worker is lost, or an end is stuck; named.
+            As `EnginePool.end_update`. ActorGoneError, ActorTimeoutError: a worker is lost, or an end is stuck; named.
         """
-        offered, sends = self._transport.offer(Ends(self._plan, self._workers, self._engines.namespace, self._engines.alive))
-        updates = self._engines.begin_update(offered, version, options.mode, options.recompute_kv_cache)
+        offered, sends = self._transport.offer(self._plan, self._workers, self._engines.namespace, self._engines.alive)
+        updates = self._engines.begin_update(offered, version, options)
         self._await(sends, updates, version)
         return self._engines.end_update(updates, version)
 

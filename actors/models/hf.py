@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from transformers import AutoConfig
 
 from configs.base import ConfigError
 from configs.policy import ParallelConfig
@@ -28,6 +26,8 @@ def check_model_dir(path: str) -> Any:
     Raises:
         ConfigError: what the directory lacks, or what in it is not supported, and what to do.
     """
+    from transformers import AutoConfig  # a second; not every process that reads the headers needs it
+
     directory = Path(path)
     if not directory.is_dir():
         raise ConfigError(f"model.path: there is no directory {path}")
@@ -73,13 +73,17 @@ def weight_files(directory: Path) -> list[Path]:
     return [directory / name for name in names]
 
 
-def parameter_count(path: str) -> int:
-    """Parameters in the directory's weight files, read from their headers."""
-    total = 0
+def tensor_shapes(path: str) -> dict[str, tuple[int, ...]]:
+    """The shape of each weight of the directory by name, read from the headers of its files.
+
+    Raises:
+        ConfigError: as `weight_files`.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
     for file in weight_files(Path(path)):
         with safe_open(file, framework="pt") as tensors:
-            total += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118  (not a dict)
-    return total
+            shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118  (not a dict)
+    return shapes
 
 
 def save_model_dir(directory: Path, source: Path, weights: Mapping[str, torch.Tensor], dtype: str) -> None:
@@ -92,11 +96,6 @@ def save_model_dir(directory: Path, source: Path, weights: Mapping[str, torch.Te
     shape.pop("torch_dtype", None)  # the old name of the same field
     (directory / "config.json").write_text(json.dumps(shape | {"dtype": dtype}, indent=2) + "\n")
     save_file(dict(weights), directory / "model.safetensors", metadata={"format": "pt"})
-
-
-def rope_theta(config: Any) -> float:
-    """Base of the rotary frequencies."""
-    return float(config.rope_parameters["rope_theta"])
 
 
 def rope_scaling_factor(config: Any) -> float | None:

@@ -17,7 +17,6 @@ from typing import Any
 
 from actors.models.hf import head_dim
 from configs.base import ConfigError
-from configs.model import ModelConfig
 from configs.policy import PolicyConfig
 from configs.rollout import GenerationConfig
 
@@ -52,7 +51,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, hf: Any) -> ModelShape:
-        """From a transformers configuration."""
+        """From a transformers configuration; or from the `ModelConfig` of a Qwen3 that the recipe makes up, with the largest vocabulary."""
         size = head_dim(hf)
         return cls(
             layers=hf.num_hidden_layers,
@@ -64,24 +63,7 @@ class ModelShape:
             vocab=hf.vocab_size,
             context=hf.max_position_embeddings,
             tied=bool(hf.tie_word_embeddings),
-            qk_norm=hf.model_type == "qwen3",
-        )
-
-    @classmethod
-    def of_scratch(cls, model: ModelConfig) -> ModelShape:
-        """Of the model that a recipe makes up; its vocabulary is at most this."""
-        size = model.hidden_size // model.num_attention_heads
-        return cls(
-            layers=model.num_hidden_layers,
-            hidden=model.hidden_size,
-            intermediate=model.intermediate_size,
-            heads=model.num_attention_heads,
-            query=model.hidden_size,
-            key_value=model.num_key_value_heads * size,
-            vocab=model.vocab_size,
-            context=model.max_position_embeddings,
-            tied=model.tie_word_embeddings,
-            qk_norm=True,
+            qk_norm=getattr(hf, "model_type", "qwen3") == "qwen3",
         )
 
     def parameters(self, tensor: int = 1, pipeline: int = 1) -> float:
@@ -121,7 +103,7 @@ def policy_memory(shape: ModelShape, policy: PolicyConfig, longest: int) -> Part
 
 
 def ipc_memory(shape: ModelShape, policy: PolicyConfig, generation: GenerationConfig) -> Parts:
-    """What a worker that sends its weights within the GPU's memory holds for that (`senders.SharedBuffer`)."""
+    """What a worker that sends its weights within the GPU's memory holds for that (`refit.ipc.SharedBuffer`)."""
     size = _BYTES[policy.dtype]
     largest = max(shape.vocab, shape.intermediate) * shape.hidden * size
     return {"refit": max(largest, min(shape.parameters() * size, generation.refit_buffer_mib * 2**20))}
@@ -143,24 +125,19 @@ def micro_batch_tokens(policy: PolicyConfig, longest: int) -> tuple[int, int]:
     return batching.tokens_per_micro_batch, batching.tokens_per_micro_batch if batching.mode == "packed" else row
 
 
-def resident(parts: Parts) -> Parts:
-    """What a policy worker holds between its passes, too."""
-    return {name: value for name, value in parts.items() if name not in ("activations", "logits")}
-
-
 def render(parts: Parts) -> str:
     """One line: the total, then every part, in GiB."""
     listed = ", ".join(f"{name} {value / GIB:.2f}" for name, value in parts.items())
     return f"{sum(parts.values()) / GIB:.1f} GiB: {listed}"
 
 
-def check_fits(parts: Parts, capacity: float | None, who: str, advice: str) -> None:
-    """The parts fit the GPU; nothing is checked when its capacity (bytes) is unknown.
+def check_fits(parts: Parts, capacity: float, who: str, advice: str) -> None:
+    """The parts fit a GPU of `capacity` bytes.
 
     Raises:
         ConfigError: they do not; with the parts, and `advice`.
     """
-    if capacity is not None and sum(parts.values()) > capacity:
+    if sum(parts.values()) > capacity:
         raise ConfigError(f"{who} would need {render(parts)}; the GPU has {capacity / GIB:.1f} GiB: {advice}")
 
 

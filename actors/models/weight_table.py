@@ -9,7 +9,8 @@ value head together; fused gate and up are stacked within each tensor-parallel s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -151,10 +152,10 @@ def load_hf(model: GPTModel, path: str, hf: Any) -> None:
     stage, stages = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_world_size()
     parameters = _parameters(model)
     unfilled = set(parameters)
-    with torch.no_grad(), _Reader(path) as reader:
+    with torch.no_grad(), _reader(path) as tensor:
         for entry in _with_tied_output(table(hf, stages), hf, stages):
             if entry.stage == stage:
-                shard = entry.layout.shard([reader.tensor(name) for name in entry.hf], rank, size)
+                shard = entry.layout.shard([tensor(name) for name in entry.hf], rank, size)
                 if shard.shape != parameters[entry.megatron].shape:
                     raise ValueError(
                         f"{', '.join(entry.hf)} in {path} give {entry.megatron} the shape {tuple(shard.shape)}; "
@@ -225,22 +226,17 @@ def _broadcast_over_pp(tensors: list[torch.Tensor], stage: int, count: int, like
     return tensors
 
 
-class _Reader:
+@contextmanager
+def _reader(path: str) -> Iterator[Callable[[str], torch.Tensor]]:
     """Tensors of a directory's safetensors files by name."""
+    with ExitStack() as stack:
+        files = [stack.enter_context(safe_open(file, framework="pt")) for file in weight_files(Path(path))]
+        where = {name: file for file in files for name in file.keys()}  # noqa: SIM118  (not a dict)
 
-    def __init__(self, path: str) -> None:
-        self._files = [safe_open(file, framework="pt") for file in weight_files(Path(path))]
-        self._where = {name: file for file in self._files for name in file.keys()}  # noqa: SIM118  (not a dict)
+        def tensor(name: str) -> torch.Tensor:
+            if name not in where:
+                raise ValueError(f"the model's files have no tensor {name!r}")
+            found: torch.Tensor = where[name].get_tensor(name)
+            return found
 
-    def __enter__(self) -> _Reader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in self._files:
-            file.__exit__(None, None, None)
-
-    def tensor(self, name: str) -> torch.Tensor:
-        if name not in self._where:
-            raise ValueError(f"the model's files have no tensor {name!r}")
-        tensor: torch.Tensor = self._where[name].get_tensor(name)
-        return tensor
+        yield tensor

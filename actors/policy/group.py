@@ -162,21 +162,18 @@ class PolicyGroup:
             WithdrawnError: not begun.
         """
         with self._in_turn(turn):
-            return self._refit(engines, options)
-
-    def _refit(self, engines: list[str], options: UpdateOptions) -> dict[str, float]:
-        started = time.monotonic()
-        if self._weight_sync is None:
-            patience = self._config.timeout_s + self._refit_plan.engine_timeout_s  # the engines' own deadline is the inner one
-            pool = EnginePool(self._namespace, engines, timeout_s=patience, recover=options.recover)
-            self._weight_sync = WeightSync(self._refit_plan, self._named_workers(), pool, self._config.timeout_s)
-        taken = self._weight_sync.send(self._version, options)
-        return {
-            "weight_version": self._version,
-            "refit_s": time.monotonic() - started,
-            "bytes": float(max(update.bytes for update in taken.values())),
-            "pause_s": max(update.pause_s for update in taken.values()),
-        }
+            started = time.monotonic()
+            if self._weight_sync is None:
+                patience = self._config.timeout_s + self._refit_plan.engine_timeout_s  # the engines' own deadline is the inner one
+                pool = EnginePool(self._namespace, engines, timeout_s=patience, recover=options.recover)
+                self._weight_sync = WeightSync(self._refit_plan, self._named_workers(), pool, self._config.timeout_s)
+            taken = self._weight_sync.send(self._version, options)
+            return {
+                "weight_version": self._version,
+                "refit_s": time.monotonic() - started,
+                "bytes": float(max(update.bytes for update in taken.values())),
+                "pause_s": max(update.pause_s for update in taken.values()),
+            }
 
     def save_hf(self, path: str) -> None:
         """Write the weights as a Hugging Face directory."""

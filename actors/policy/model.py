@@ -15,7 +15,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
-from actors.models.hf import check_layout, head_dim, rope_scaling_factor, rope_theta
+from actors.models.hf import check_layout, head_dim, rope_scaling_factor
 from actors.policy.cuda_graphs import MODEL_OPTIONS
 from configs.base import ConfigError
 from configs.policy import ParallelConfig
@@ -91,13 +91,14 @@ def build_model(
     model = GPTModel(
         config=transformer_config(hf, parallel, dtype, shapes_vary=shapes_vary, fused=fused, graphs=graphs),
         transformer_layer_spec=_block(hf, parallel, fused=fused),
-        vocab_size=padded_vocab_size(hf, parallel.tensor),
+        # Rounded up to what tensor parallelism can split evenly; the padding's logits never reach a softmax.
+        vocab_size=-(-hf.vocab_size // parallel.tensor) * parallel.tensor,
         max_sequence_length=hf.max_position_embeddings,
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
         share_embeddings_and_output_weights=bool(hf.tie_word_embeddings),
         position_embedding_type="rope",
-        rotary_base=rope_theta(hf),
+        rotary_base=float(hf.rope_parameters["rope_theta"]),
         rope_scaling=scaling is not None,
         rope_scaling_factor=scaling or 8.0,
         parallel_output=True,
@@ -121,8 +122,3 @@ def _block(hf: Any, parallel: ParallelConfig, *, fused: bool) -> TransformerBloc
 
         layer, norm = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=qk_layernorm), TENorm
     return TransformerBlockSubmodules(layer_specs=[layer] * (hf.num_hidden_layers // parallel.pipeline), layer_norm=norm)
-
-
-def padded_vocab_size(hf: Any, tensor_parallel: int) -> int:
-    """The vocabulary, rounded up to what tensor parallelism can split evenly. The padding's logits never reach a softmax."""
-    return int(-(-hf.vocab_size // tensor_parallel) * tensor_parallel)

@@ -20,7 +20,7 @@ import torch
 from actors.data_plane.interface import DataPlane
 from actors.data_plane.sharding import ShardPlan
 from actors.heap import freeze_heap
-from actors.models.hf import check_model_dir, parameter_count, save_model_dir
+from actors.models.hf import check_model_dir, save_model_dir, tensor_shapes
 from actors.policy import device as devices
 from actors.policy.batch import BASE, MicroBatch, build
 from actors.policy.cuda_graphs import capture_stream
@@ -112,7 +112,7 @@ class PolicyWorker:
         return {
             "rank": self._rank,
             "device": str(self._device),
-            "parameters": parameter_count(self._model_path),
+            "parameters": sum(map(math.prod, tensor_shapes(self._model_path).values())),
             "optimizer": "Megatron's distributed AdamW" if self._distributed_optimizer else "Megatron's AdamW",
             "cuda_graphs": "no CUDA graphs" if self._passes.graphs is None else self._passes.graphs.describe(),
         }

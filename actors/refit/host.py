@@ -17,7 +17,7 @@ import ray
 import torch
 
 from actors.refit.manifest import WeightLayout
-from actors.refit.transport import Ends, Transport, UpdateInfo
+from actors.refit.transport import RefitPlan, Transport, UpdateInfo
 from actors.waiting import wait_all
 
 _ALIGNMENT = 64  # bytes; a view of any dtype starts at a multiple of its item size
@@ -28,9 +28,9 @@ class Host(Transport):
 
     backend = "host"
 
-    def offer(self, ends: Ends) -> tuple[Any, dict[str, Any]]:
+    def offer(self, plan: RefitPlan, workers: Mapping[str, Any], namespace: str, engines: list[str]) -> tuple[Any, dict[str, Any]]:
         """As `Transport.offer`. The weights are in the object store when it returns, so no worker is still sending."""
-        refs = {name: worker.call.remote("export_weights") for name, worker in ends.workers.items()}
+        refs = {name: worker.call.remote("export_weights") for name, worker in workers.items()}
         # Only readiness is awaited: the tensors stay in the object store, and each engine maps them there.
         ray.wait(list(refs.values()), num_returns=len(refs), timeout=self._timeout_s)
         weights = refs.pop(next(iter(refs)))

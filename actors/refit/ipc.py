@@ -11,7 +11,7 @@ import functools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
@@ -22,7 +22,7 @@ from torch import distributed
 from torch.multiprocessing.reductions import reduce_tensor
 
 from actors.refit.manifest import Manifest, WeightLayout
-from actors.refit.transport import Ends, NotDeliveredError, Transfer, Transport, UpdateInfo, Weights, bytes_of
+from actors.refit.transport import NotDeliveredError, RefitPlan, Transfer, Transport, UpdateInfo, Weights, bytes_of
 from actors.waiting import ActorGoneError, find, wait
 
 
@@ -38,10 +38,10 @@ class Ipc(Transport):
         self._lock = threading.Lock()
         self._incoming: tuple[str, Incoming] = "", Incoming(timeout_s)  # in an engine: of the transfer that either end named last
 
-    def offer(self, ends: Ends) -> tuple[Any, dict[str, Any]]:
+    def offer(self, plan: RefitPlan, workers: Mapping[str, Any], namespace: str, engines: list[str]) -> tuple[Any, dict[str, Any]]:
         """As `Transport.offer`."""
-        transfer = self._transfer(ends)
-        sending = {name: worker.transport.remote("send", transfer, ends.namespace, ends.engines) for name, worker in ends.workers.items()}
+        transfer = self._transfer(plan, workers)
+        sending = {name: worker.transport.remote("send", transfer, namespace, engines) for name, worker in workers.items()}
         return transfer, sending
 
     def send(self, worker: Any, transfer: Transfer, namespace: str, engines: Sequence[str]) -> None:
@@ -182,10 +182,7 @@ class Delivery:
     """Brings pieces to engine actors. One that dies, fails or refuses is left out from then on; whoever waits for its update hears why."""
 
     def __init__(self, namespace: str, engines: Sequence[str], transfer: Transfer, timeout_s: float) -> None:
-        """
-        Raises:
-            ActorGoneError: none of the engines is there.
-        """
+        """Raises: ActorGoneError (none of the engines is there)."""
         self._handles: dict[str, Any] = {}
         self._id, self._deadline = transfer.id, time.monotonic() + timeout_s
         for name in engines:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+
+from actors.models.hf import tensor_shapes
 
 _LM_HEAD = "lm_head.weight"
 _DERIVED_SUFFIX = "rotary_emb.inv_freq"  # old Llama checkpoints store it; it is computed, not trained
@@ -101,19 +102,12 @@ class WeightLayout:
 
 
 def read_layout(model_path: str) -> WeightLayout:
-    """The layout of a Hugging Face directory, from its config.json and the headers of its *.safetensors.
+    """The layout of a Hugging Face directory, from its config.json and the headers of its weight files.
 
     Raises:
-        FileNotFoundError: no config.json, or no *.safetensors.
+        FileNotFoundError: no config.json. ConfigError: no weights.
     """
-    directory = Path(model_path)
-    tied = bool(json.loads((directory / "config.json").read_text()).get("tie_word_embeddings", False))
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise FileNotFoundError(f"{model_path}: no *.safetensors, so the names of its weights are not known")
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in files:
-        with safe_open(str(file), framework="pt") as checkpoint:
-            shapes |= {name: tuple(checkpoint.get_slice(name).get_shape()) for name in checkpoint.keys()}  # noqa: SIM118
+    tied = bool(json.loads((Path(model_path) / "config.json").read_text()).get("tie_word_embeddings", False))
+    shapes = tensor_shapes(model_path)
     kept = {n: s for n, s in shapes.items() if not n.endswith(_DERIVED_SUFFIX) and not (tied and n == _LM_HEAD)}
     return WeightLayout(shapes=kept, tied=tied)

@@ -9,14 +9,14 @@ the stream that it was allocated on, and each packed broadcast of vLLM 0.26 make
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from actors.refit.manifest import WeightLayout
-from actors.refit.transport import Ends, Transfer, Transport, UpdateInfo, Weights, bytes_of
+from actors.refit.transport import RefitPlan, Transfer, Transport, UpdateInfo, Weights, bytes_of
 from actors.waiting import find, wait, wait_all
 
 
@@ -30,25 +30,24 @@ class Nccl(Transport):
         self._joined: list[str] = []  # engines of the communicator, in the policy group
         self._communicator: Any = None  # in rank 0
 
-    def offer(self, ends: Ends) -> tuple[Any, dict[str, Any]]:
+    def offer(self, plan: RefitPlan, workers: Mapping[str, Any], namespace: str, engines: list[str]) -> tuple[Any, dict[str, Any]]:
         """As `Transport.offer`; builds the communicator when there is none, or engines have died since."""
-        transfer = self._transfer(ends)
-        if self._joined != ends.engines:
-            self._connect(ends)
-        return transfer, {name: worker.transport.remote("send", transfer) for name, worker in ends.workers.items()}
+        transfer = self._transfer(plan, workers)
+        if self._joined != engines:
+            self._connect(plan.ranks_per_engine, workers, namespace, engines)
+        return transfer, {name: worker.transport.remote("send", transfer) for name, worker in workers.items()}
 
-    def _connect(self, ends: Ends) -> None:
-        name, first = next(iter(ends.workers.items()))
+    def _connect(self, ranks: int, workers: Mapping[str, Any], namespace: str, engines: list[str]) -> None:
+        name, first = next(iter(workers.items()))
         address, port = wait(first.rendezvous.remote(), who=name, what="refit: find a port", timeout_s=self._timeout_s)
-        ranks = ends.plan.ranks_per_engine
-        group = {"master_address": address, "master_port": port, "world_size": 1 + len(ends.engines) * ranks}
+        group = {"master_address": address, "master_port": port, "world_size": 1 + len(engines) * ranks}
         refs = {
-            engine: find(engine, ends.namespace).join_transfer.remote(group | {"rank_offset": 1 + index * ranks})
-            for index, engine in enumerate(ends.engines)
+            engine: find(engine, namespace).join_transfer.remote(group | {"rank_offset": 1 + index * ranks})
+            for index, engine in enumerate(engines)
         }
         refs[name] = first.transport.remote("join", group)
         wait_all(refs, what="refit: join the broadcast", timeout_s=self._timeout_s)
-        self._joined = list(ends.engines)
+        self._joined = list(engines)
 
     def prepare(self) -> None:
         """Import what `join` needs, which takes 10 s."""

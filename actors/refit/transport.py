@@ -57,21 +57,6 @@ class Transfer:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
-@dataclass(frozen=True)
-class Ends:
-    """Both ends of a transfer, as the policy group sees them.
-
-    Attributes:
-        workers: handles of all policy workers by name, rank 0 first.
-        engines: names of the living engine actors in the Ray namespace.
-    """
-
-    plan: RefitPlan
-    workers: Mapping[str, Any]
-    namespace: str
-    engines: list[str]
-
-
 class Transport(ABC):
     """Args:
     timeout_s: longest wait of this end for the other.
@@ -87,8 +72,11 @@ class Transport(ABC):
     # ---- the policy's end ----
 
     @abstractmethod
-    def offer(self, ends: Ends) -> tuple[Any, dict[str, Any]]:
+    def offer(self, plan: RefitPlan, workers: Mapping[str, Any], namespace: str, engines: list[str]) -> tuple[Any, dict[str, Any]]:
         """In the policy group: start to send the present weights.
+
+        Args:
+            workers: handles of all policy workers by name, rank 0 first. engines: names of the living engine actors.
 
         Returns:
             What `receive` of each engine gets, and the references of the workers that are sending, by name.
@@ -126,14 +114,14 @@ class Transport(ABC):
         """In a worker of vLLM: the WeightTransferEngine of `backend`; None if vLLM brings it."""
         return None
 
-    def _transfer(self, ends: Ends) -> Transfer:
+    def _transfer(self, plan: RefitPlan, workers: Mapping[str, Any]) -> Transfer:
         """A new transfer of the policy's weights, whose manifest is made once."""
         if self._manifest is None:
-            refs = {name: worker.call.remote("manifest") for name, worker in ends.workers.items()}
+            refs = {name: worker.call.remote("manifest") for name, worker in workers.items()}
             manifests = wait_all(refs, what="refit: list the weights", timeout_s=self._timeout_s)
             self._manifest = next(iter(manifests.values()))
         assert self._manifest is not None
-        return Transfer(self._manifest, ends.plan.buffer_bytes)
+        return Transfer(self._manifest, plan.buffer_bytes)
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

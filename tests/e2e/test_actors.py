@@ -117,8 +117,8 @@ def test_both_engines_agree_after_every_refit(running: Running, tmp_path: Path) 
 
 def test_the_partition_is_empty_after_the_steps_cleared_theirs(running: Running) -> None:
     plane = connect(running.actors.address, timeout_s=30)
-    assert plane.status("train").samples == 0
-    assert plane.status("warm_start").samples == 0
+    assert plane.samples("train") == 0
+    assert plane.samples("warm_start") == 0
 
 
 def test_a_lost_worker_is_named_at_once(running: Running) -> None:

@@ -21,7 +21,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 import tasks.launch
 from actors.data_plane import transfer_queue as queue
 from actors.data_plane.interface import DataPlaneGoneError
-from actors.generation.types import WeightUpdate
+from actors.generation.types import UpdateOptions, WeightUpdate
 from actors.policy.executors import Request
 from benchmarks.control_plane_flow import StubCollector, StubEngine, StubPolicyGroup, StubWorker, stubbed
 from configs.run import DataPlaneConfig
@@ -72,10 +72,10 @@ class UnluckyGroup(StubPolicyGroup):
 class MortalEngine(StubEngine):
     """Dies when it gets the second version of the weights."""
 
-    def update_weights(self, weights: Any, version: int, *options: Any) -> WeightUpdate:
+    def update_weights(self, weights: Any, version: int, options: UpdateOptions) -> WeightUpdate:
         if version == 2:
             os._exit(1)
-        return super().update_weights(weights, version, *options)
+        return super().update_weights(weights, version, options)
 
 
 class EmptyCollector(StubCollector):

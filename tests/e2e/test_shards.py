@@ -132,12 +132,15 @@ def stubs(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     class StubEngine:
         """The request's seed says which answer it gets."""
 
-        def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
+        def submit(self, client: str, requests: Sequence[GenerationRequest]) -> None:
             answers = [said[one.seed % 2] for one in requests]
-            return [
+            self.finished = [
                 GenerationResult(one.request_id, ids, [0.0] * len(ids), "length", ((0, len(ids)),))
                 for one, ids in zip(requests, answers, strict=True)
             ]
+
+        def collect(self, client: str, timeout_s: float) -> list[GenerationResult]:
+            return self.finished
 
     class StubEnvironment:
         def score(self, problems: Sequence[Problem], responses: Sequence[Response]) -> list[Verdict]:

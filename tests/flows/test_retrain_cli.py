@@ -143,7 +143,7 @@ def test_evaluate_looks_at_models_and_problems_first(capsys: pytest.CaptureFixtu
 
 
 def test_all_lines_of_a_frozen_set_are_problems(model: Path, tmp_path: Path) -> None:
-    from actors.preflight_evaluate import check_evaluation
+    from actors.preflight import check_evaluation
 
     frozen = tmp_path / "frozen.jsonl"
     frozen.write_text("".join(json.dumps({"prompt": str(i), "answer": "1"}) + "\n" for i in range(300)))

@@ -11,7 +11,6 @@ import asyncio
 import atexit
 import threading
 import time
-from typing import Any
 from uuid import uuid4
 
 import ray
@@ -26,6 +25,7 @@ from actors.data_plane.interface import DataPlaneError, DataPlaneGoneError, Unkn
 from actors.data_plane.transfer_queue.loop import LoopStoppedError, LoopThread, Request, Undo
 from actors.data_plane.transfer_queue.records import Record
 from actors.data_plane.transfer_queue.requests import Requests
+from actors.waiting import ActorGoneError, find
 
 CONTROLLER = "data_plane_controller"
 _PROBE_EVERY_S = 1.0  # a call that takes longer has the actors' health looked at this often
@@ -64,10 +64,10 @@ class Connection:
 
     def __init__(self, address: DataPlaneAddress, timeout_s: float) -> None:
         require_ray()
-        ends = (address.controller, *address.storage)
-        self._actors = {end.actor: find(address.namespace, end.actor) for end in ends}
-        if missing := [name for name, handle in self._actors.items() if handle is None]:
-            raise DataPlaneGoneError(f"{missing[0]} is not in Ray namespace {address.namespace!r}: it died, or the run has ended")
+        try:
+            self._actors = {end.actor: find(end.actor, address.namespace) for end in (address.controller, *address.storage)}
+        except ActorGoneError as error:
+            raise DataPlaneGoneError(str(error)) from error
         self.records: dict[str, Record] = {}
         self._closing = False
         controller = _server(address.controller, Role.CONTROLLER)
@@ -154,14 +154,6 @@ def require_ray() -> None:
     # Without this, looking up an actor would start a cluster of its own.
     if not ray.is_initialized():
         raise DataPlaneError("this process is not attached to a Ray cluster: call ray.init(address=...) first")
-
-
-def find(namespace: str, name: str) -> Any:
-    """A named actor, or None."""
-    try:
-        return ray.get_actor(name, namespace=namespace)
-    except ValueError:
-        return None
 
 
 def _server(end: Endpoint, role: Role) -> ZMQServerInfo:

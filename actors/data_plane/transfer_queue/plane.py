@@ -28,7 +28,6 @@ from actors.data_plane.interface import (
     DataPlane,
     Done,
     PartitionConflictError,
-    PartitionStatus,
     UnknownFieldError,
     UnknownKeyError,
     UnknownPartitionError,
@@ -77,10 +76,9 @@ class TransferQueuePlane(DataPlane):
         if not types.keys() <= record.types.keys():  # another process may have written them first
             record = await self._read_record(meta.partition_id)
         codec.check_types(meta.partition_id, record.types, types)
-        record.schema.check_room(meta.partition_id, record.types, columns)
         await self._link.loop.settled(self._timeout_s)  # a put of the same keys may have been interrupted
         samples = await self._admit(meta, record, columns, overwrite)
-        mask = record.mask(columns)
+        mask = record.schema.mask(columns)
         writing = self._write(meta, samples, columns, types)
         if any(note.get("columns", 0) & mask for note in samples.notes):
             await completed(writing)  # some old values may be gone: all new ones is the way left
@@ -95,7 +93,7 @@ class TransferQueuePlane(DataPlane):
             record = await self._settle_types(meta.partition_id, types)
             encoded = [codec.encode(name, rows, record.types[name]) for name, rows in columns.items()]
             stored = {field: values for part in encoded for field, values in part.items()}
-            await self._requests.store(samples, stored, _notes(meta, samples, record.mask(columns)))
+            await self._requests.store(samples, stored, _notes(meta, samples, record.schema.mask(columns)))
             await self._requests.publish(samples, list(stored))
         except BaseException:
             await self._requests.withdraw(samples, noted=True)
@@ -154,13 +152,12 @@ class TransferQueuePlane(DataPlane):
         if meta.keys:
             await self._requests.forget(await self._requests.resolve(meta.partition_id, meta.keys, create=False))
 
-    def _status(self, partition_id: str) -> Done[PartitionStatus]:
+    def _samples(self, partition_id: str) -> Done[int]:
         return Done(self._link.run(self._count(partition_id), f"count the samples of partition {partition_id!r}", self._timeout_s))
 
-    async def _count(self, partition_id: str) -> PartitionStatus:
-        schema, notes = (await self._record(partition_id)).schema, await self._requests.listing(partition_id)
-        held = sum("columns" in note for note in notes.values())
-        return PartitionStatus(partition_id, held, schema.fields, schema.capacity, schema.consumers)
+    async def _count(self, partition_id: str) -> int:
+        await self._record(partition_id)
+        return sum("columns" in note for note in (await self._requests.listing(partition_id)).values())
 
     def _partitions_used(self) -> list[str]:
         return list(self._link.records)
@@ -181,22 +178,21 @@ class TransferQueuePlane(DataPlane):
         if new := [type_key(name, kind) for name, kind in types.items() if name not in record.types]:
             await self._requests.resolve(SHADOW + partition_id, new, create=True)
             record = await self._read_record(partition_id)
-            record.schema.check_room(partition_id, record.order, [name for name in types if name not in record.order])
             codec.check_types(partition_id, record.types, types)
         return record
 
     async def _admit(self, meta: KVBatchMeta, record: Record, columns: Mapping[str, Column], overwrite: bool) -> Samples:
         """Samples for the keys, once none has these columns (unless `overwrite`) and there is space for those that are new."""
-        where, mask, capacity = f"partition {meta.partition_id!r}", record.mask(columns), record.schema.capacity
+        where, mask, capacity = f"partition {meta.partition_id!r}", record.schema.mask(columns), record.schema.capacity
         end = time.monotonic() + self._timeout_s
         while True:
             creating = self._requests.resolve(meta.partition_id, meta.keys, create=True)
             samples = await completed(creating, undo=self._requests.withdraw)
             try:
-                common = record.mask(samples.written)
+                common = record.schema.mask(samples.written)
                 for key, note in zip(meta.keys, samples.notes, strict=True):
                     if not overwrite and (both := (note.get("columns", 0) | common) & mask):
-                        name = min(name for name in columns if both & record.mask([name]))
+                        name = min(name for name in columns if both & record.schema.mask([name]))
                         raise AlreadyWrittenError(f"{where}: column {name!r} is already written for key {key!r}")
                 fresh = sum("columns" not in note for note in samples.notes)
                 if capacity is None or not fresh:
@@ -226,7 +222,7 @@ class TransferQueuePlane(DataPlane):
         if gone := [key for key in meta.keys if "columns" not in notes.get(key, {})]:
             raise UnknownKeyError(f"{where}: no key {gone[0]!r}")
         for name in fields:
-            if lacking := [key for key in meta.keys if not notes[key]["columns"] & record.mask([name])]:
+            if lacking := [key for key in meta.keys if not notes[key]["columns"] & record.schema.mask([name])]:
                 raise UnknownFieldError(f"{where}: column {name!r} is not written for key {lacking[0]!r}")
         raise UnknownFieldError(f"{where}: {', '.join(fields)} are being written or cleared right now")
 

@@ -15,23 +15,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from actors.data_plane.codec import ColumnType
-from actors.data_plane.schema import MAX_FIELDS, Schema
+from actors.data_plane.schema import Schema
 
 SHADOW = "schema::"
 
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of a partition.
-
-    Attributes:
-        types: of the columns that were written.
-        order: its columns; the position of one is its bit in the `columns` of a sample. It only ever grows.
-    """
+    """What is known of a partition: its schema, and the types of the columns that were written."""
 
     schema: Schema
     types: dict[str, ColumnType]
-    order: tuple[str, ...]
 
     @staticmethod
     def parse(keys: Iterable[str]) -> Record | None:
@@ -44,23 +38,12 @@ class Record:
             elif schema is None:
                 given = json.loads(text)
                 schema = Schema(frozenset(given["fields"]), given["capacity"], frozenset(given["consumers"]))
-        if schema is None:
-            return None
-        extra = (name for name in types if name not in schema.fields)
-        return Record(schema, types, (*sorted(schema.fields), *extra)[:MAX_FIELDS])
-
-    def mask(self, names: Iterable[str]) -> int:
-        """A set of columns as bits: small enough to ride with every sample. Columns without a bit count as not written."""
-        return sum(1 << self.order.index(name) for name in names if name in self.order)
+        return None if schema is None else Record(schema, types)
 
 
 def schema_key(schema: Schema) -> str:
     """The key that registers a schema."""
-    text = {
-        "fields": sorted(schema.fields),
-        "capacity": schema.capacity,
-        "consumers": sorted(schema.consumers),
-    }
+    text = {"fields": sorted(schema.fields), "capacity": schema.capacity, "consumers": sorted(schema.consumers)}
     return f"::{json.dumps(text)}"
 
 

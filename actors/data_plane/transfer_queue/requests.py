@@ -54,10 +54,6 @@ class Requests:
         self._storage = client.storage_manager
         self._scratch: torch.Tensor | None = None  # for packing puts: fresh memory costs six times the copy, its pages are faulted in first
 
-    def _take_scratch(self, size: int) -> torch.Tensor:
-        kept, self._scratch = self._scratch, None
-        return kept if kept is not None and len(kept) >= size else torch.empty(size, dtype=torch.uint8)
-
     async def resolve(self, partition_id: str, keys: Sequence[str], create: bool) -> Samples:
         """The samples of these keys, in order; with `create` those that are not there are made, without columns."""
         found = await self._client.async_kv_retrieve_meta(keys=list(keys), partition_id=partition_id, create=create)
@@ -77,8 +73,10 @@ class Requests:
         """Send values to the storage units, and notes to the controller. Nobody can read the values before `publish`."""
         parts = self._by_unit(samples)
         columns = {unit: {name: [values[row] for row in rows] for name, values in fields.items()} for unit, rows in parts.items()}
-        lengths = {unit: {name: codec.lengths(values) for name, values in column.items()} for unit, column in columns.items()}
-        buffer = self._take_scratch(sum(_aligned(sum(sizes)) for part in lengths.values() for sizes in part.values()))
+        lengths = {unit: {name: [value.nbytes for value in values] for name, values in column.items()} for unit, column in columns.items()}
+        size = sum(_aligned(sum(sizes)) for part in lengths.values() for sizes in part.values())
+        kept, self._scratch = self._scratch, None
+        buffer = kept if kept is not None and len(kept) >= size else torch.empty(size, dtype=torch.uint8)
         start, requests = 0, []
         for unit, rows in parts.items():
             data = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,9 +10,9 @@ import ray
 
 from actors.data_plane.address import DataPlaneAddress, Endpoint
 from actors.data_plane.interface import DataPlaneError, DataPlaneGoneError
-from actors.data_plane.transfer_queue.connection import CONTROLLER, disconnect, find, require_ray
+from actors.data_plane.transfer_queue.connection import CONTROLLER, disconnect, require_ray
 from actors.data_plane.transfer_queue.processes import Controller, StorageUnit
-from actors.waiting import ActorGoneError, ActorTimeoutError, wait, wait_all
+from actors.waiting import ActorGoneError, ActorTimeoutError, find, wait, wait_all
 from configs.run import DataPlaneConfig
 
 STORAGE = "data_plane_storage_{}"
@@ -58,7 +59,9 @@ def start(namespace: str, config: DataPlaneConfig) -> DataPlaneAddress:
 def stop(address: DataPlaneAddress) -> None:
     """End the run's queue, from any process of the cluster. Idempotent."""
     disconnect(address)
-    _kill(handle for end in (address.controller, *address.storage) if (handle := find(address.namespace, end.actor)))
+    for end in (address.controller, *address.storage):
+        with contextlib.suppress(ActorGoneError):
+            _kill([find(end.actor, address.namespace)])
     _owned.pop(address.namespace, None)
 
 

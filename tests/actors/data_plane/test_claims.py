@@ -212,4 +212,4 @@ def test_any_history_agrees_with_the_model(plane: DataPlane, steps: list[tuple])
                     plane.claim(partition, consumer, sorted(columns), count, 0.0)
                 lacking = {name: sum(name not in written[key] for key in open_to) for name in columns}
                 assert (caught.value.ready, caught.value.missing) == (len(ready), {n: c for n, c in lacking.items() if c})
-    assert plane.status(partition).samples == len(written)
+    assert plane.samples(partition) == len(written)

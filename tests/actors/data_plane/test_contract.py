@@ -23,6 +23,7 @@ from actors.data_plane.interface import (
     DataPlaneGoneError,
     PartitionConflictError,
     RowCountError,
+    UnknownConsumerError,
     UnknownFieldError,
     UnknownKeyError,
     UnknownPartitionError,
@@ -71,17 +72,16 @@ def test_put_get_status_clear(plane: DataPlane, partition: str) -> None:
     got = plane.get(meta, ["reward", "ids"])
     assert_same(got["ids"], rows)
     assert_same(got["reward"], rewards)
-    status = plane.status(partition)
-    assert (status.samples, status.fields, status.capacity) == (3, {"ids", "reward"}, 8)
+    assert plane.samples(partition) == 3
 
     plane.clear(meta.slice(0, 2))
-    assert plane.status(partition).samples == 1
+    assert plane.samples(partition) == 1
     assert_same(plane.get(meta.slice(2, 3), ["ids"])["ids"], rows[2:])
     with pytest.raises(UnknownKeyError, match="'a'"):
         plane.get(meta, ["ids"])
     plane.clear(meta)
     plane.clear(meta)  # gone already: no error
-    assert plane.status(partition).samples == 0
+    assert plane.samples(partition) == 0
 
 
 def test_keys_are_read_in_any_order(plane: DataPlane, partition: str) -> None:
@@ -102,7 +102,7 @@ def test_columns_are_appended_under_the_same_keys(plane: DataPlane, partition: s
         plane.get(meta, ["y"])
     plane.put(meta.subset([0]), {"y": [torch.tensor([1.0, 1.0])]})
     assert_same(plane.get(meta, ["y"])["y"], [torch.tensor([1.0, 1.0]), torch.tensor([2.0])])
-    assert plane.status(partition).samples == 2
+    assert plane.samples(partition) == 2
 
 
 def test_a_written_column_is_kept_unless_overwritten(plane: DataPlane, partition: str) -> None:
@@ -111,7 +111,7 @@ def test_a_written_column_is_kept_unless_overwritten(plane: DataPlane, partition
     wider = batch(partition, "new", "a")
     with pytest.raises(AlreadyWrittenError, match="'x' is already written for key 'a'"):
         plane.put(wider, {"x": [torch.tensor([3]), torch.tensor([4])]})
-    assert plane.status(partition).samples == 1, "a refused put leaves nothing behind"
+    assert plane.samples(partition) == 1, "a refused put leaves nothing behind"
     with pytest.raises(UnknownKeyError, match="'new'"):
         plane.get(wider, ["x"])
     assert_same(plane.get(meta, ["x"])["x"], [torch.tensor([1, 2])])
@@ -134,7 +134,7 @@ def test_cleared_keys_can_be_written_again(plane: DataPlane, partition: str) -> 
 def test_errors_name_what_is_wrong(plane: DataPlane, partition: str) -> None:
     with pytest.raises(UnknownPartitionError, match=partition):
         plane.put(batch(partition, "a"), {"x": [torch.tensor(1)]})
-    for call in (lambda: plane.get(batch(partition, "a"), ["x"]), lambda: plane.status(partition)):
+    for call in (lambda: plane.get(batch(partition, "a"), ["x"]), lambda: plane.samples(partition)):
         with pytest.raises(UnknownPartitionError, match=partition):
             call()
     with pytest.raises(UnknownPartitionError, match=partition):
@@ -149,7 +149,7 @@ def test_errors_name_what_is_wrong(plane: DataPlane, partition: str) -> None:
         plane.get(batch(partition, "a"), ["z"])
     with pytest.raises(RowCountError, match=f"{partition}'.*'x' has 2 rows for 1 keys"):
         plane.put(batch(partition, "a"), {"x": [torch.tensor(1)] * 2})
-    assert plane.status(partition).samples == 0
+    assert plane.samples(partition) == 0
     plane.put(batch(partition, "a"), {"x": [torch.tensor(1)]})
     with pytest.raises(UnknownKeyError, match=f"{partition}'.*'b'"):
         plane.get(batch(partition, "a", "b"), ["x"])
@@ -172,7 +172,7 @@ def test_rows_that_do_not_make_a_column(plane: DataPlane, partition: str, rows: 
     plane.register_partition(partition, fields=["x"])
     with pytest.raises(ColumnTypeError):
         plane.put(batch(partition, "a", "b"), {"x": rows})
-    assert plane.status(partition).samples == 0
+    assert plane.samples(partition) == 0
 
 
 def test_a_columns_type_is_fixed_by_its_first_put(made: Plane, partition: str) -> None:
@@ -201,7 +201,8 @@ def test_registering_again(made: Plane, partition: str) -> None:
     for consumers in (["train", "train"], [""], ["a::b"]):
         with pytest.raises(ValueError, match=r"partition 'other"):
             made.plane.register_partition("other", fields=["x"], consumers=consumers)
-    assert made.plane.status(partition).consumers == frozenset()
+    with pytest.raises(UnknownConsumerError, match="registered: none"):
+        made.plane.claim(partition, "train", ["x"], 1, 0.0)
 
 
 def test_empty_batches(plane: DataPlane, partition: str) -> None:
@@ -210,7 +211,7 @@ def test_empty_batches(plane: DataPlane, partition: str) -> None:
     assert meta.fields == {"x"}
     assert plane.get(meta, ["x"]) == {"x": []}
     plane.clear(meta)
-    assert plane.status(partition).samples == 0
+    assert plane.samples(partition) == 0
 
 
 def test_nothing_is_shared_with_the_caller(plane: DataPlane, partition: str) -> None:
@@ -237,7 +238,7 @@ def test_a_full_partition_makes_writers_wait(made: Plane, partition: str) -> Non
     with pytest.raises(CapacityError, match="2 more samples, it holds 2 of 3"):
         impatient.put(batch(partition, "c", "d"), {"x": [torch.tensor(1)] * 2})
     assert 0.25 < time.monotonic() - started < 5
-    assert made.plane.status(partition).samples == 2, "a refused put leaves nothing behind"
+    assert made.plane.samples(partition) == 2, "a refused put leaves nothing behind"
     with pytest.raises(CapacityError, match="4 more samples"):
         made.plane.put(batch(partition, *"efgh"), {"x": [torch.tensor(1)] * 4})  # can never fit: refused at once
     impatient.put(first, {"y": [torch.tensor(1)] * 2})  # no new samples: never waits
@@ -249,7 +250,7 @@ def test_a_full_partition_makes_writers_wait(made: Plane, partition: str) -> Non
     made.plane.put(batch(partition, "d", "e"), {"x": [torch.tensor(5)] * 2})
     assert time.monotonic() - started > 0.3
     timer.join()
-    assert made.plane.status(partition).samples == 3
+    assert made.plane.samples(partition) == 3
     assert_same(made.plane.get(batch(partition, "d"), ["x"])["x"], [torch.tensor(5)])
 
 
@@ -267,12 +268,12 @@ def test_many_writers_never_exceed_the_capacity(made: Plane, partition: str) -> 
     with ThreadPoolExecutor(4) as pool:
         writers = [pool.submit(write, name) for name in range(4)]
         while not all(writer.done() for writer in writers):
-            most = max(most, made.plane.status(partition).samples)
+            most = max(most, made.plane.samples(partition))
             time.sleep(0.005)
     for writer in writers:
         writer.result()
     assert most <= 4
-    assert made.plane.status(partition).samples == 0
+    assert made.plane.samples(partition) == 0
 
 
 def test_a_closed_client_says_so(made: Plane, partition: str) -> None:
@@ -281,8 +282,8 @@ def test_a_closed_client_says_so(made: Plane, partition: str) -> None:
     client.close()
     client.close()
     with pytest.raises(DataPlaneGoneError, match="closed"):
-        client.status(partition)
-    assert made.plane.status(partition).samples == 0
+        client.samples(partition)
+    assert made.plane.samples(partition) == 0
 
 
 VALUES: dict[str, Callable[[torch.dtype], list[torch.Tensor]]] = {
@@ -358,7 +359,7 @@ def test_lengths_and_tags_that_do_not_fit(plane: DataPlane, partition: str, fiel
         plane.put(batch(partition, "a", "b").model_copy(update={field: value}), {"x": [torch.tensor(1)] * 2})
     with pytest.raises(ColumnTypeError, match="tags"):
         plane.put(batch(partition, "a").model_copy(update={"tags": ({"f": lambda: None},)}), {"x": [torch.tensor(1)]})
-    assert plane.status(partition).samples == 0
+    assert plane.samples(partition) == 0
 
 
 def test_metrics_count_what_was_done(plane: DataPlane, partition: str) -> None:
@@ -393,4 +394,4 @@ def test_any_ragged_column_round_trips(plane: DataPlane, data: st.DataObject) ->
     meta = plane.put(batch(partition, *(f"k{n}" for n in range(len(rows)))), {"x": rows})
     assert_same(plane.get(meta.subset(order), ["x"])["x"], [rows[n] for n in order])
     plane.clear(meta)
-    assert plane.status(partition).samples == 0
+    assert plane.samples(partition) == 0

@@ -49,7 +49,7 @@ def test_an_interrupted_put_leaves_all_or_nothing(plane: DataPlane, partition: s
         plane.put(batch(partition, "a"), {"y": [torch.tensor(1)]})  # waits for the clean-up
         plane.clear(meta)
     assert interrupted > 0
-    assert plane.status(partition).samples == 0
+    assert plane.samples(partition) == 0
 
 
 def test_an_interrupted_overwrite_replaces_all_or_nothing(plane: DataPlane, partition: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.data_plane.usage import Latencies, OperationUsage, flatten, merge
+from actors.data_plane.usage import OperationUsage, flatten, merge
 
 SECONDS = st.floats(1e-6, 1e4)
 CALLS = st.lists(st.tuples(st.sampled_from(["put", "get"]), st.integers(0, 100), st.integers(0, 10**9), SECONDS), max_size=20)
@@ -15,10 +15,10 @@ CALLS = st.lists(st.tuples(st.sampled_from(["put", "get"]), st.integers(0, 100),
 
 @given(values=st.lists(SECONDS, min_size=1, max_size=200), q=st.sampled_from([0.5, 0.9, 0.99, 1.0]))
 def test_a_percentile_is_within_its_bucket(values: list[float], q: float) -> None:
-    latencies = Latencies()
+    usage = OperationUsage()
     for value in values:
-        latencies.add(value)
-    assert latencies.quantile(q) == pytest.approx(np.quantile(values, q, method="inverted_cdf"), rel=0.025)
+        usage.add(1, 1, value)
+    assert usage.quantile(q) == pytest.approx(np.quantile(values, q, method="inverted_cdf"), rel=0.025)
 
 
 @given(clients=st.lists(CALLS, max_size=4))

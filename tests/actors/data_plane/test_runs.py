@@ -109,7 +109,7 @@ def test_two_runs_on_one_cluster(address: DataPlaneAddress, partition: str, star
     plane = connect(other, timeout_s=60)
     plane.register_partition(partition, fields=["x"])
     plane.put(KVBatchMeta(partition_id=partition, keys=("a",)), {"x": [torch.tensor(7)]})
-    assert plane.status(partition).samples == 1
+    assert plane.samples(partition) == 1
 
     assert address.metrics is None
     assert other.metrics is not None
@@ -120,10 +120,10 @@ def test_two_runs_on_one_cluster(address: DataPlaneAddress, partition: str, star
     queue.stop(other)
     queue.stop(other)
     with pytest.raises(DataPlaneGoneError):
-        plane.status(partition)
+        plane.samples(partition)
     with pytest.raises(DataPlaneGoneError):
         connect(other, timeout_s=10)
-    assert connect(address, timeout_s=60).status(partition).samples == 3
+    assert connect(address, timeout_s=60).samples(partition) == 3
     assert connect(address, timeout_s=60).get(meta, ["x"])["x"][0].tolist() == [0, 1, 2]
 
 
@@ -186,7 +186,7 @@ def test_a_put_that_fails_midway_leaves_nothing(address: DataPlaneAddress, parti
         with pytest.raises(DataPlaneError, match=rf"put 4 samples into partition '{partition}'.*injected"):
             plane.put(grown, {"y": [torch.tensor(1)] * 4})
     monkeypatch.undo()
-    assert plane.status(partition).samples == 3
+    assert plane.samples(partition) == 3
     with pytest.raises(UnknownFieldError, match="'y' is not written for key 'a'"):
         plane.get(meta, ["y"])
     with pytest.raises(UnknownKeyError, match="'new'"):

@@ -11,8 +11,9 @@ import ray
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from actors.generation.engine_actor import engine_actor_class
-from actors.generation.types import GenerationRequest, GenerationResult
+from actors.generation.engine import engine_actor_class
+from actors.generation.pool import EnginePool
+from actors.generation.types import GenerationRequest, GenerationResult, UpdateMode, UpdateOptions, WeightUpdate
 from configs.rollout import GenerationConfig
 from tests.patience import WAIT_S
 
@@ -52,12 +53,17 @@ class RunningEngine:
     initial: list[GenerationResult]  # greedy answers to `PROMPTS`, before any refit
 
     def generate(self, requests: list[GenerationRequest]) -> list[GenerationResult]:
-        return ray.get(self.handle.generate.remote(requests), timeout=WAIT_S)
+        return EnginePool(NAMESPACE, [self.name], timeout_s=WAIT_S).generate(requests)
 
     def refit(self, seed: int, version: int) -> PreTrainedModel:
         model = self.model(seed)
-        ray.get(self.handle.update_weights.remote(ray.put(weights_of(model)), version), timeout=WAIT_S)
+        ray.get(self.handle.update_weights.remote(ray.put(weights_of(model)), version, UpdateOptions()), timeout=WAIT_S)
         return model
+
+
+def update(pool: EnginePool, weights: Any, version: int, mode: UpdateMode = "wait", *, recompute: bool = True) -> dict[str, WeightUpdate]:
+    """Weights from the object store into all engines of the pool."""
+    return pool.end_update(pool.begin_update(weights, version, UpdateOptions(mode, recompute)), version)
 
 
 PROMPTS = [[10, 20, 30], [11, 12, 13, 14, 15, 16, 17], [99], [40, 41] * 9]
@@ -84,8 +90,9 @@ def engine(request: pytest.FixtureRequest, ray_session: None, tmp_path_factory: 
     name = f"engine-{family}-{executor}"
     handle = engine_actor_class().options(name=name, namespace=NAMESPACE, num_cpus=1).remote(config, str(path), 0, EOS)
     print(ray.get(handle.ready.remote(), timeout=WAIT_S))
-    initial = ray.get(handle.generate.remote([_request(str(i), prompt) for i, prompt in enumerate(PROMPTS)]), timeout=WAIT_S)
-    yield RunningEngine(name, handle, executor, lambda seed: build_model(family, tied, seed), tied, initial)
+    running = RunningEngine(name, handle, executor, lambda seed: build_model(family, tied, seed), tied, [])
+    running.initial = running.generate([_request(str(i), prompt) for i, prompt in enumerate(PROMPTS)])
+    yield running
     ray.get(handle.shutdown.remote(), timeout=WAIT_S)
     ray.kill(handle)
 

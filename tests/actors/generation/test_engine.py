@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import ray
 import torch
 from transformers import PreTrainedModel
 
-from actors.generation.types import GenerationResult, GenerationTimeoutError, PromptTooLongError, RequestError
+from actors.generation.pool import EnginePool
+from actors.generation.types import GenerationResult, GenerationTimeoutError, PromptTooLongError, RequestError, UpdateOptions
 from actors.refit.manifest import WeightMismatchError
-from tests.actors.generation.conftest import CONTEXT, EOS, PROMPTS, RunningEngine, request, weights_of
+from tests.actors.generation.conftest import CONTEXT, EOS, NAMESPACE, PROMPTS, RunningEngine, request, weights_of
 from tests.patience import WAIT_S
 
 Weights = dict[str, torch.Tensor]
@@ -47,7 +47,7 @@ def answers(engine: RunningEngine) -> list[list[int]]:
 def test_greedy_equals_transformers(engine: RunningEngine) -> None:
     model = engine.model(0)
     assert [result.token_ids for result in engine.initial] == [greedy(model, prompt) for prompt in PROMPTS]
-    assert {(r.weight_version_start, r.weight_version_end) for r in engine.initial} == {(0, 0)}
+    assert {(r.weight_version_start, r.weight_segments[-1][0]) for r in engine.initial} == {(0, 0)}
 
 
 def test_greedy_equals_transformers_after_refits(engine: RunningEngine) -> None:
@@ -56,7 +56,7 @@ def test_greedy_equals_transformers_after_refits(engine: RunningEngine) -> None:
         model = engine.refit(seed, version)
         got = engine.generate([request(str(i), prompt) for i, prompt in enumerate(PROMPTS)])
         assert [r.token_ids for r in got] == [greedy(model, prompt) for prompt in PROMPTS]
-        assert {r.weight_version_start for r in got} == {r.weight_version_end for r in got} == {version}
+        assert {r.weight_version_start for r in got} == {r.weight_segments[-1][0] for r in got} == {version}
         seen.append([r.token_ids for r in got])
     assert seen[0] != seen[1] != seen[2]
     engine.refit(0, 9)
@@ -140,23 +140,17 @@ def test_bad_requests_are_refused_by_name(engine: RunningEngine, prompt: list[in
 
 def test_a_request_id_twice_is_refused(engine: RunningEngine) -> None:
     with pytest.raises(RequestError, match="'x' occurs twice"):
-        engine.generate([request("x", PROMPTS[0]), request("x", PROMPTS[1])])
-
-
-def _out_of_time(actor: Any) -> None:
-    config = actor._engine._config
-    actor._engine._config = config.model_copy(update={"timeout_s": 0.0})
-    try:
-        actor._engine.generate([request(str(g), [9], temperature=1.0, max_new_tokens=40) for g in range(8)])
-    finally:
-        actor._engine._config = config
+        ray.get(engine.handle.submit.remote("client", [request("x", PROMPTS[0]), request("x", PROMPTS[1])]), timeout=WAIT_S)
 
 
 def test_a_missed_deadline_aborts_and_leaves_the_engine_usable(engine: RunningEngine) -> None:
     before = answers(engine)
-    with pytest.raises(GenerationTimeoutError, match="8"):
-        ray.get(engine.handle.__ray_call__.remote(_out_of_time), timeout=WAIT_S)
+    with pytest.raises(GenerationTimeoutError, match="8 of 8 responses"):
+        EnginePool(NAMESPACE, [engine.name], timeout_s=0.0).generate(
+            [request(str(g), [9], temperature=1.0, max_new_tokens=40) for g in range(8)]
+        )
     assert answers(engine) == before
+    assert ray.get(engine.handle.health.remote(), timeout=WAIT_S).running_requests == 0
 
 
 def _without(weights: Weights) -> None:
@@ -189,7 +183,7 @@ def test_weights_that_do_not_fit_leave_the_engine_as_it_was(engine: RunningEngin
     weights = weights_of(engine.model(5))
     spoil(weights)
     with pytest.raises(WeightMismatchError, match=name):
-        ray.get(engine.handle.update_weights.remote(weights, 5), timeout=WAIT_S)
+        ray.get(engine.handle.update_weights.remote(weights, 5, UpdateOptions()), timeout=WAIT_S)
     assert answers(engine) == [greedy(model, prompt) for prompt in PROMPTS]
     health = ray.get(engine.handle.health.remote(), timeout=WAIT_S)
     assert (health.state, health.weight_version, health.running_requests, health.failure) == ("ready", 4, 0, "")
@@ -198,13 +192,13 @@ def test_weights_that_do_not_fit_leave_the_engine_as_it_was(engine: RunningEngin
 def test_a_tied_lm_head_may_be_sent_too(engine: RunningEngine) -> None:
     model = engine.model(2)
     weights = weights_of(model) | {"lm_head.weight": model.get_output_embeddings().weight.detach()}
-    taken = ray.get(engine.handle.update_weights.remote(weights, 2), timeout=WAIT_S)
+    taken = ray.get(engine.handle.update_weights.remote(weights, 2, UpdateOptions()), timeout=WAIT_S)
     assert taken.bytes == sum(p.numel() * 4 for p in model.parameters())
     assert answers(engine) == [greedy(model, prompt) for prompt in PROMPTS]
 
 
 def test_bfloat16_weights_are_cast(engine: RunningEngine) -> None:
     model = engine.model(2).bfloat16()
-    ray.get(engine.handle.update_weights.remote(weights_of(model), 2), timeout=WAIT_S)
+    ray.get(engine.handle.update_weights.remote(weights_of(model), 2, UpdateOptions()), timeout=WAIT_S)
     model = model.float()
     assert answers(engine) == [greedy(model, prompt) for prompt in PROMPTS]

@@ -16,7 +16,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from actors.generation.engine import Engine
-from actors.generation.types import GenerationRequest, GenerationResult, RequestError, WeightUpdate
+from actors.generation.types import GenerationRequest, GenerationResult, RequestError, UpdateMode, UpdateOptions, WeightUpdate
 from actors.refit.manifest import WeightMismatchError
 from configs.rollout import GenerationConfig
 from tests.actors.generation.conftest import CONTEXT, EOS, PROMPTS, RunningEngine, request, weights_of
@@ -47,10 +47,10 @@ class Updates:
         self.models: dict[int, PreTrainedModel] = {}
         self.pauses: list[float] = []
 
-    def next(self, mode: str = "in_flight", recompute: bool = True) -> int:
+    def next(self, mode: UpdateMode = "in_flight", recompute: bool = True) -> int:
         version = next(_versions)
         model, weights = self._choices[version % 2]
-        update: WeightUpdate = get(self._engine.handle.update_weights.remote(weights, version, mode, recompute))
+        update: WeightUpdate = get(self._engine.handle.update_weights.remote(weights, version, UpdateOptions(mode, recompute)))
         self.models[version] = model
         self.pauses.append(update.pause_s)
         return version
@@ -97,7 +97,7 @@ def test_no_request_is_lost_and_recomputed_tokens_are_those_of_their_version(eng
         assert not set(result.token_ids[:-1]) & set(EOS)
         assert len(result.weight_versions) == len(result.logprobs) == len(result.token_ids)
         assert result.weight_versions == sorted(result.weight_versions)
-        mixed += result.weight_version_start != result.weight_version_end
+        mixed += result.weight_version_start != result.weight_segments[-1][0]
         places = zip(result.token_ids, result.weight_versions, result.logprobs, strict=True)
         for place, (token, version, logprob) in enumerate(places, len(asked.prompt_token_ids)):
             worst = max(worst, abs(float(tables[updates.models[version]][row, place - 1, token]) - logprob))
@@ -150,7 +150,7 @@ def test_recomputing_goes_on_in_each_request_s_random_numbers(engine: RunningEng
     get(engine.handle.submit.remote("c", requests))
     results: list[GenerationResult] = []
     while len(results) < len(requests):
-        get(engine.handle.update_weights.remote(weights, next(_versions), "in_flight", True))
+        get(engine.handle.update_weights.remote(weights, next(_versions), UpdateOptions("in_flight")))
         results += get(engine.handle.collect.remote("c", 0.005))
     assert any(len(r.weight_segments) > 1 for r in results)
     assert {r.request_id: r.token_ids for r in results} == undisturbed
@@ -161,7 +161,7 @@ def test_waiting_lets_running_requests_end_under_the_old_weights(engine: Running
     before = updates.next("wait")
     get(engine.handle.submit.remote("c", many(64, max_new_tokens=40)))
     version = next(_versions)
-    update = engine.handle.update_weights.remote(updates._choices[version % 2][1], version)
+    update = engine.handle.update_weights.remote(updates._choices[version % 2][1], version, UpdateOptions())
     late: list[GenerationRequest] = []
     while not ray.wait([update], timeout=0)[0]:
         late.append(request(f"late-{len(late)}", PROMPTS[0]))
@@ -172,7 +172,7 @@ def test_waiting_lets_running_requests_end_under_the_old_weights(engine: Running
     for result in results:
         assert len(result.weight_segments) == 1
         if not result.request_id.startswith("late"):
-            assert result.weight_version_end == before
+            assert result.weight_segments[-1][0] == before
     assert get(engine.handle.health.remote()).weight_version == version
 
 
@@ -181,7 +181,7 @@ def test_weights_that_do_not_fit_leave_running_requests_going(engine: RunningEng
     version = updates.next("wait")
     get(engine.handle.submit.remote("c", many(40)))
     with pytest.raises(WeightMismatchError):
-        get(engine.handle.update_weights.remote({}, 1, "in_flight", True))
+        get(engine.handle.update_weights.remote({}, 1, UpdateOptions("in_flight")))
     results = collect(engine, "c", 40)
     assert len(results) == 40
     assert {r.weight_segments for r in results} == {((version, len(r.token_ids)),) for r in results}

@@ -1,14 +1,14 @@
-"""No request is lost and none ends twice, whatever engines die and results come: by state machine."""
+"""No request is lost and none ends twice, whatever engines die and results come: by state machine. And who gets a request: by property."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from actors.generation.outstanding import MOST_ENGINES, Outstanding, cost
-from actors.generation.routing import NoEngineError, Router
-from actors.generation.types import RequestError
+from actors.generation.types import GenerationRequest, NoEngineError, RequestError
 from tests.actors.generation.conftest import request
 
 
@@ -18,8 +18,7 @@ class Ledger(RuleBasedStateMachine):
     @initialize(count=st.integers(1, 6))
     def start(self, count: int) -> None:
         self.names = [f"engine-{i}" for i in range(count)]
-        self.router = Router(self.names)
-        self.outstanding = Outstanding(self.router)
+        self.outstanding = Outstanding(self.names)
         self.given: dict[str, list[str]] = {}
         self.unwanted: list[tuple[str, str]] = []  # results of withdrawn requests, on their way
         self.made = 0
@@ -28,17 +27,17 @@ class Ledger(RuleBasedStateMachine):
     def submit(self, lengths: list[int]) -> None:
         requests = [request(str(self.made + i), [1] * n) for i, n in enumerate(lengths)]
         self.made += len(requests)
-        if not self.router.alive:
+        if not self.outstanding.alive:
             with pytest.raises(NoEngineError):
                 self.outstanding.assign(requests)
             return
         for engine, part in self.outstanding.assign(requests).items():
-            assert engine in self.router.alive
+            assert engine in self.outstanding.alive
             self.given |= {r.request_id: [engine] for r in part}
 
     @rule(data=st.data())
     def submit_again(self, data: st.DataObject) -> None:
-        if self.given and self.router.alive:
+        if self.given and self.outstanding.alive:
             name = data.draw(st.sampled_from(sorted(self.given)))
             with pytest.raises(RequestError, match=repr(name)):
                 self.outstanding.assign([request("other", [1]), request(name, [1])])
@@ -65,29 +64,29 @@ class Ledger(RuleBasedStateMachine):
         if ended and (engine, name) not in self.unwanted:
             self.outstanding.ended_before(engine, [name])
             self.unwanted.append((engine, name))
-        if again and self.router.alive:
+        if again and self.outstanding.alive:
             ((engine, _),) = self.outstanding.assign([request(name, [1])]).items()
             self.given[name] = [engine]
 
     @rule(data=st.data())
     def die(self, data: st.DataObject) -> None:
-        self.router.mark_dead(data.draw(st.sampled_from(self.names)), "killed")
+        self.outstanding.mark_dead(data.draw(st.sampled_from(self.names)), "killed")
 
     @rule()
     def reassign(self) -> None:
-        lost = {name for name, engines in self.given.items() if engines[-1] in self.router.dead}
+        lost = {name for name, engines in self.given.items() if engines[-1] in self.outstanding.dead}
         parts, given_up = self.outstanding.reassign()
         sent = {r.request_id: engine for engine, part in parts.items() for r in part}
         ended = {name: engine for engine, names in given_up.items() for name in names}
         assert set(sent) | set(ended) == lost
         assert not set(sent) & set(ended)
         for name, engine in sent.items():
-            assert engine in self.router.alive
+            assert engine in self.outstanding.alive
             self.given[name].append(engine)
             assert len(self.given[name]) <= MOST_ENGINES
         for name, engine in ended.items():
             assert engine == self.given[name][-1]
-            assert len(self.given[name]) == MOST_ENGINES or not self.router.alive
+            assert len(self.given[name]) == MOST_ENGINES or not self.outstanding.alive
             del self.given[name]
 
     @invariant()
@@ -95,8 +94,7 @@ class Ledger(RuleBasedStateMachine):
         if hasattr(self, "outstanding"):
             for name in self.names:
                 assert sorted(self.outstanding.at(name)) == sorted(r for r, engines in self.given.items() if engines[-1] == name)
-                if name in self.router.alive:
-                    assert (self.router.outstanding(name) > 0) == bool(self.outstanding.at(name))
+                assert (self.outstanding.load[name] > 0) == bool(self.outstanding.at(name))
             assert self.outstanding.engines() == {engines[-1] for engines in self.given.values()}
 
 
@@ -105,3 +103,61 @@ TestLedger = Ledger.TestCase
 
 def test_cost_is_the_longest_text() -> None:
     assert cost(request("a", [1, 2, 3], max_new_tokens=4)) == 7
+
+
+LENGTHS = st.lists(st.integers(1, 4096), max_size=60)
+COUNT = st.integers(1, 6)
+
+
+def _names(count: int) -> list[str]:
+    return [f"engine-{i}" for i in range(count)]
+
+
+def _requests(lengths: list[int], first: int = 0) -> list[GenerationRequest]:
+    return [request(str(first + i), [1] * n, max_new_tokens=1) for i, n in enumerate(lengths)]
+
+
+@given(COUNT, LENGTHS)
+def test_loads_differ_by_at_most_one_request(count: int, lengths: list[int]) -> None:
+    made = Outstanding(_names(count))
+    made.assign(_requests(lengths))
+    assert sum(made.load.values()) == sum(lengths) + len(lengths)
+    assert max(made.load.values()) - min(made.load.values()) <= max(lengths, default=0) + 1
+
+
+@given(COUNT, LENGTHS, LENGTHS)
+def test_the_same_history_gives_the_same_assignment(count: int, first: list[int], second: list[int]) -> None:
+    one, two = Outstanding(_names(count)), Outstanding(_names(count))
+    batches = _requests(first), _requests(second, len(first))
+    assert [one.assign(batch) for batch in batches] == [two.assign(batch) for batch in batches]
+
+
+@given(st.integers(2, 6), LENGTHS, LENGTHS, st.data())
+def test_a_dead_engine_is_never_assigned(count: int, before: list[int], after: list[int], data: st.DataObject) -> None:
+    made = Outstanding(_names(count))
+    made.assign(_requests(before))
+    dead = data.draw(st.sampled_from(_names(count)))
+    made.mark_dead(dead, "first reason")
+    made.mark_dead(dead, "second reason")
+    assert dead not in made.assign(_requests(after, len(before)))
+    made.withdraw([str(i) for i in range(len(before) + len(after))])
+    assert set(made.load.values()) == {0}
+    assert made.dead == {dead: "first reason"}
+
+
+def test_a_tie_goes_to_the_first_name() -> None:
+    made = Outstanding(["b", "a", "c"])
+    assert {name: len(part) for name, part in made.assign(_requests([5, 5, 5, 1])).items()} == {"b": 2, "a": 1, "c": 1}
+
+
+def test_no_engine_left_says_why() -> None:
+    made = Outstanding(["engine-0"])
+    made.mark_dead("engine-0", "killed by signal 9")
+    with pytest.raises(NoEngineError, match="engine-0: killed by signal 9"):
+        made.assign(_requests([1]))
+
+
+@pytest.mark.parametrize("names", [[], ["a", "a"]])
+def test_names_are_unique(names: list[str]) -> None:
+    with pytest.raises(ValueError, match="unique"):
+        Outstanding(names)

@@ -14,20 +14,19 @@ import pytest
 import ray
 
 from actors.generation import pool as pool_module
-from actors.generation.engine_actor import engine_actor_class
+from actors.generation.engine import engine_actor_class
 from actors.generation.pool import EnginePool
-from actors.generation.routing import NoEngineError
-from actors.generation.types import EngineDiedError, RequestError
+from actors.generation.types import EngineDiedError, NoEngineError, RequestError
 from actors.refit.manifest import WeightMismatchError
 from configs.rollout import GenerationConfig
-from tests.actors.generation.conftest import EOS, NAMESPACE, PROMPTS, RunningEngine, build_model, request, weights_of
+from tests.actors.generation.conftest import EOS, NAMESPACE, PROMPTS, RunningEngine, build_model, request, update, weights_of
 from tests.patience import WAIT_S
 from tests.zygote import OWN_PROCESS
 
 
 def test_pool_generates_and_refits(engine: RunningEngine) -> None:
     pool = EnginePool(NAMESPACE, [engine.name], timeout_s=60)
-    taken = pool.update_weights(ray.put(weights_of(engine.model(4))), 11)
+    taken = update(pool, ray.put(weights_of(engine.model(4))), 11)
     assert taken[engine.name].bytes > 0
     requests = [request(str(i), prompt) for i, prompt in enumerate(PROMPTS)]
     results = pool.generate(requests)
@@ -43,7 +42,7 @@ def test_errors_of_a_living_engine_come_through_and_it_stays_in_the_pool(engine:
     with pytest.raises(RequestError):
         pool.generate([request("a", [])])
     with pytest.raises(WeightMismatchError):
-        pool.update_weights(ray.put({}), 12)
+        update(pool, ray.put({}), 12)
     assert pool.dead == {}
     assert len(pool.generate([request("a", PROMPTS[0])])) == 1
 

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 import ray
 
-from actors.generation.engine_actor import engine_actor_class
+from actors.generation.engine import engine_actor_class
 from actors.generation.pool import EnginePool
-from actors.generation.routing import NoEngineError
-from actors.generation.types import EngineDiedError, GenerationRequest, GenerationResult, RequestError
+from actors.generation.types import EngineDiedError, GenerationRequest, GenerationResult, NoEngineError, RequestError
 from configs.rollout import GenerationConfig
-from tests.actors.generation.conftest import EOS, KINDS, NAMESPACE, PROMPTS, RunningEngine, build_model, request, weights_of
+from tests.actors.generation.conftest import EOS, KINDS, NAMESPACE, PROMPTS, RunningEngine, build_model, request, update, weights_of
 from tests.patience import WAIT_S
 
 
@@ -43,8 +42,7 @@ def test_results_come_as_they_finish_beside_updates_in_flight(engine: RunningEng
     version = 100
     while len(results) < 100:
         version += 1
-        update = trainer.update_weights(weights[version % 2], version, mode="in_flight", recompute_kv_cache=False)[engine.name]
-        assert update.bytes > 0
+        assert update(trainer, weights[version % 2], version, "in_flight", recompute=False)[engine.name].bytes > 0
         if version == 102:
             pool.submit(requests[50:])
         results += pool.collect(0.01)
@@ -95,7 +93,7 @@ def test_a_killed_engine_s_requests_start_again_at_the_living_one(engine: Runnin
     pool, requests = EnginePool(NAMESPACE, [engine.name, name], timeout_s=60, recover=True), many(200)
     trainer = EnginePool(NAMESPACE, [engine.name, name], timeout_s=60, recover=True)
     weights = ray.put(weights_of(engine.model(3)))
-    assert set(trainer.update_weights(weights, 1)) == {engine.name, name}
+    assert set(update(trainer, weights, 1)) == {engine.name, name}
     expected = {r.request_id: r.token_ids for r in engine.generate(requests)}
     pool.submit(requests)
     results = pool.collect(5.0)
@@ -107,7 +105,7 @@ def test_a_killed_engine_s_requests_start_again_at_the_living_one(engine: Runnin
     assert "engine-second died" in pool.dead[name]
 
     # Those who have not heard of it yet go on without it, too.
-    assert set(trainer.update_weights(weights, 2)) == {engine.name}
+    assert set(update(trainer, weights, 2)) == {engine.name}
     fresh = EnginePool(NAMESPACE, [name, engine.name], timeout_s=60, recover=True)
     assert [r.token_ids for r in fresh.generate(requests[:8])] == [expected[str(i)] for i in range(8)]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import ray
 
-from actors.generation.engine_actor import EngineActor, engine_actor_class
+from actors.generation.engine import Engine, engine_actor_class
 from actors.generation.pool import EnginePool
 from actors.generation.types import EngineDiedError, UpdateOptions, WeightUpdate
 from actors.generation.weight_sync import WeightSync
@@ -26,11 +26,12 @@ NAMESPACE = "test-weight-sync"
 TIMEOUT_S = 60.0
 
 
-class StandInEngine(EngineActor):
+class StandInEngine(Engine):
     """An engine that loads nothing, or never gets to it."""
 
     def __init__(self, stuck: bool) -> None:
-        self._engine, self._loads = engine()
+        ready, self._loads = engine()
+        vars(self).update(vars(ready))
         if stuck:
             self._loads.updating = "waiting for running requests to end"
             self._loads.load = self._sleep  # type: ignore[method-assign]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actors.models.hf import check_model_dir, head_dim, parameter_count, rope_scaling_factor, weight_files
+from actors.models.hf import check_model_dir, head_dim, rope_scaling_factor, tensor_shapes, weight_files
 from configs.base import ConfigError
 from tests.actors.policy import tiny
 from tests.patience import WAIT_S
@@ -68,7 +68,7 @@ def test_the_index_decides_which_files_are_the_weights(tmp_path: Path) -> None:
     assert len(parts) > 1
     (model / "consolidated.safetensors").write_bytes((whole / "model.safetensors").read_bytes())
     assert weight_files(model) == parts
-    assert parameter_count(str(model)) == parameter_count(str(whole))
+    assert tensor_shapes(str(model)) == tensor_shapes(str(whole))
     parts[1].unlink()
     with pytest.raises(ConfigError, match=f"{parts[1].name} is missing"):
         check_model_dir(str(model))

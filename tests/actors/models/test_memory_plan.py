@@ -80,7 +80,6 @@ def test_tokens_of_a_micro_batch(batching: dict[str, Any], expected: tuple[int, 
 def test_what_does_not_fit_is_refused_with_its_parts() -> None:
     parts = {"weights": 3.0 * GIB, "KV cache": 2.5 * GIB}
     assert render(parts) == "5.5 GiB: weights 3.00, KV cache 2.50"
-    check_fits(parts, None, "engine", "")
     check_fits(parts, 6.0 * GIB, "engine", "")
     with pytest.raises(ConfigError, match=r"engine would need 5.5 GiB: weights 3.00, .*; the GPU has 5.0 GiB: take less"):
         check_fits(parts, 5.0 * GIB, "engine", "take less")
@@ -89,7 +88,7 @@ def test_what_does_not_fit_is_refused_with_its_parts() -> None:
 @pytest.mark.parametrize(("gpus", "gib", "refused"), [(2, 1.0, "policy: a worker"), (2, 3.0, None), (1, 3.0, "on one GPU"), (1, 8.0, None)])
 def test_a_run_looks_at_its_gpus_before_it_starts(gpus: int, gib: float, refused: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load("arithmetic-cpu", ["policy.dtype=bfloat16", "generation.kv_cache_gib=2.0"])
-    shape = ModelShape.of_scratch(config.model)
+    shape = ModelShape.of(config.model)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(preflight.memory_plan, "gpu_capacity", lambda: gib * GIB)
@@ -101,7 +100,7 @@ def test_a_run_looks_at_its_gpus_before_it_starts(gpus: int, gib: float, refused
 
 
 def test_engines_that_share_a_gpu_count_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = ModelShape.of_scratch(load("arithmetic-cpu").model)
+    shape = ModelShape.of(load("arithmetic-cpu").model)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(preflight.memory_plan, "gpu_capacity", lambda: 8.0 * GIB)

@@ -114,7 +114,7 @@ class Group(PolicyGroup):
 class Engine:
     """Takes the weights of a refit and forgets them."""
 
-    def update_weights(self, weights: dict[str, torch.Tensor], version: int, mode: str, recompute_kv_cache: bool) -> WeightUpdate:
+    def update_weights(self, weights: dict[str, torch.Tensor], version: int, options: UpdateOptions) -> WeightUpdate:
         return WeightUpdate(bytes=sum(tensor.nbytes for tensor in weights.values()), pause_s=0.0)
 
 

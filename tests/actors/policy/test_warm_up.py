@@ -39,7 +39,7 @@ def test_every_stage_runs_once_over_the_longest_samples_and_the_rows_are_gone() 
     assert [request.method for request, _ in seen] == ["logprob", "warm_up"]
     assert list(seconds) == ["logprob", "train"]
     assert all(meta.sequence_lengths == (LONGEST,) * 8 for _, meta in seen)
-    assert plane.status(PARTITION).samples == 0
+    assert plane.samples(PARTITION) == 0
 
 
 def test_an_unneeded_logprob_stage_is_not_warmed_up() -> None:

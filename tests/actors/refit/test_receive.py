@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from vllm.distributed.weight_transfer.packed_tensor import pack_tensors, unpack_tensor
 
 from actors.generation.engine import Engine
-from actors.generation.types import EngineFailedError, GenerationRequest, RequestError, WeightUpdate
+from actors.generation.types import EngineFailedError, GenerationRequest, RequestError, UpdateOptions, WeightUpdate
 from actors.generation.versions import TokenVersions
 from actors.refit.ipc import buffer_bytes, pieces
 from actors.refit.manifest import Manifest, WeightLayout, WeightMismatchError
@@ -28,15 +28,16 @@ MANIFEST = Manifest.of(WEIGHTS.items())
 class Loads:
     """Remembers what it was given."""
 
-    max_model_len, vocab_size, updating = 16, 8, ""
+    max_model_len, vocab_size, updating, asleep = 16, 8, "", False
 
     def __init__(self) -> None:
         self.versions = TokenVersions()
         self.loaded: list[dict[str, Any]] = []
         self.said: list[str] = []
 
-    def load(self, update: Any, timeout_s: float) -> float:
-        self.loaded.extend(update.infos)
+    def load(self, infos: Any, version: int, options: Any, timeout_s: float) -> float:
+        self.loaded.extend(infos)
+        self.asleep = False
         return 0.25
 
     def died(self) -> bool:
@@ -47,9 +48,11 @@ class Loads:
 
     def sleep(self, level: int, timeout_s: float) -> None:
         self.said.append(f"sleep {level}")
+        self.asleep = True
 
     def wake_up(self, timeout_s: float) -> None:
         self.said.append("wake up")
+        self.asleep = False
 
 
 def engine(refit: str = "ipc", **changes: Any) -> tuple[Engine, Loads]:
@@ -71,7 +74,7 @@ def pool() -> Any:
 def test_pieces_are_loaded_in_order_and_each_feed_returns_when_its_piece_is(pool: ThreadPoolExecutor) -> None:
     made, loads = engine()
     transfer = Transfer(MANIFEST, 64)
-    update: Future[WeightUpdate] = pool.submit(made.update_weights, transfer, 1)
+    update: Future[WeightUpdate] = pool.submit(made.update_weights, transfer, 1, UpdateOptions())
     for names in (["a", "b"], ["c"]):
         made.feed(transfer.id, {"names": names})
     assert update.result(5) == WeightUpdate(bytes=(6 + 4 + 5) * 4, pause_s=0.25)
@@ -82,7 +85,7 @@ def test_pieces_are_loaded_in_order_and_each_feed_returns_when_its_piece_is(pool
 
 def test_a_broadcast_is_one_piece_that_says_what_comes() -> None:
     made, loads = engine("nccl")
-    made.update_weights(Transfer(MANIFEST, 64), 1)
+    made.update_weights(Transfer(MANIFEST, 64), 1, UpdateOptions())
     (info,) = loads.loaded
     assert info["names"] == ["a", "b", "c"]
     assert info["shapes"] == [[2, 3], [4], [5]]
@@ -95,7 +98,7 @@ def test_a_manifest_that_does_not_fit_frees_the_sender(pool: ThreadPoolExecutor)
     transfer = Transfer(Manifest.of({"a": torch.zeros(2, 3)}.items()), 64)
     feeding = pool.submit(made.feed, transfer.id, {"names": ["a"]})
     with pytest.raises(WeightMismatchError, match="lacks weight 'b'"):
-        made.update_weights(transfer, 1)
+        made.update_weights(transfer, 1, UpdateOptions())
     with pytest.raises(RuntimeError, match="lacks weight 'b'"):
         feeding.result(5)
     assert loads.loaded == []
@@ -105,7 +108,7 @@ def test_a_manifest_that_does_not_fit_frees_the_sender(pool: ThreadPoolExecutor)
 def test_a_policy_that_gives_up_ends_the_update_at_once(pool: ThreadPoolExecutor) -> None:
     made, _ = engine()
     transfer = Transfer(MANIFEST, 64)
-    update = pool.submit(made.update_weights, transfer, 1)
+    update = pool.submit(made.update_weights, transfer, 1, UpdateOptions())
     made.feed(transfer.id, {"names": ["a"]})
     made.abandon_transfer(transfer.id, "out of memory")
     with pytest.raises(EngineFailedError, match="out of memory"):  # it holds a mixture of weights
@@ -127,7 +130,7 @@ def test_an_engine_without_weights_wants_a_refit_first() -> None:
     made.sleep()
     with pytest.raises(RequestError, match="refit it first"):
         made.submit("client", [GenerationRequest("r", [1], 1, 1.0, 1.0, 0)])
-    made.update_weights(Transfer(MANIFEST, 64), 1)  # loading wakes it
+    made.update_weights(Transfer(MANIFEST, 64), 1, UpdateOptions())  # loading wakes it
     made.submit("client", [GenerationRequest("r", [1], 1, 1.0, 1.0, 0)])
     assert loads.said == ["sleep 2", "start"]
 

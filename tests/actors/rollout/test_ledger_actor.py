@@ -66,7 +66,7 @@ class Rig:
 
     @property
     def rows(self) -> int:
-        return self.plane.status("train").samples
+        return self.plane.samples("train")
 
 
 @pytest.fixture
