@@ -39,6 +39,11 @@ hypothesis.settings.load_profile("shared")
 @pytest.fixture(scope="session")
 def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Ray's workers are forks of one process, in this process's clusters and in those of its children: see tests/zygote.py."""
+    import torch
+
+    if torch.cuda.is_available():  # a fork of a process that has looked for GPUs cannot use them
+        yield
+        return
     address = str(tmp_path_factory.mktemp("zygote") / "socket")
     path = os.pathsep.join((str(ROOT / "tests/startup"), settings.python_path(ROOT)))
     environment = settings.child_environment(
