@@ -120,18 +120,8 @@ class MemoryPlane(DataPlane):
             raise ClaimTimeoutError.of(partition_id, consumer, timeout_s, len(ready()), count, missing)
         keys = tuple(ready()[:count])
         partition.claimed[consumer].update(keys)
-        samples = [partition.samples[key] for key in keys]
-        known = all(sample.length is not None for sample in samples)
-        tagged = any(sample.tags is not None for sample in samples)
-        claimed = KVBatchMeta(
-            partition_id=partition_id,
-            task_name=consumer,
-            keys=keys,
-            fields=frozenset(fields),
-            sequence_lengths=tuple(sample.length or 0 for sample in samples) if known else (),
-            tags=tuple(copy.deepcopy(sample.tags or {}) for sample in samples) if tagged else (),
-        )
-        return Done(claimed, count)
+        samples = [(key, partition.samples[key].length, copy.deepcopy(partition.samples[key].tags)) for key in keys]
+        return Done(KVBatchMeta.claimed(partition_id, consumer, fields, samples), count)
 
     def _clear(self, meta: KVBatchMeta) -> Done[None]:
         partition = self._partition(meta.partition_id)

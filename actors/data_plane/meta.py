@@ -85,6 +85,21 @@ class KVBatchMeta(BaseModel):
         return self.model_copy(update={"fields": self.fields | set(fields)})
 
     @staticmethod
+    def claimed(
+        partition_id: str, consumer: str, fields: Sequence[str], samples: Sequence[tuple[str, int | None, dict[str, Any] | None]]
+    ) -> KVBatchMeta:
+        """What a claim returns: of each sample its key, and its length and tags if they are known."""
+        keys, lengths, tags = zip(*samples, strict=True)
+        return KVBatchMeta(
+            partition_id=partition_id,
+            task_name=consumer,
+            keys=keys,
+            fields=frozenset(fields),
+            sequence_lengths=() if None in lengths else lengths,
+            tags=tuple(tag or {} for tag in tags) if any(tag is not None for tag in tags) else (),
+        )
+
+    @staticmethod
     def concat(metas: Sequence[KVBatchMeta]) -> KVBatchMeta:
         """Rows of all, in order; fields known for all of them.
 

@@ -35,9 +35,10 @@ from actors.generation.types import (
 )
 from actors.generation.versions import Segments
 from actors.heap import freeze_heap
+from actors.refit.host import Host
 from actors.refit.manifest import WeightLayout, read_layout
 from actors.refit.transport import UpdateInfo
-from actors.refit.transports import TRANSPORTS, Host
+from actors.refit.transports import TRANSPORTS
 from configs import settings
 from configs.rollout import GenerationConfig
 

@@ -42,7 +42,7 @@ class TokenVersions:
 
     def sampled(self, request_id: str, count: int, at: float) -> None:
         """A step that ended at `at` gave the request `count` more tokens."""
-        version = self._versions[-1] if not self._times or at >= self._times[-1] else self._versions[bisect_right(self._times, at)]
+        version = self._versions[bisect_right(self._times, at)]
         segments = self._segments.get(request_id, ())
         if segments and segments[-1][0] == version:
             segments, count = segments[:-1], segments[-1][1] + count

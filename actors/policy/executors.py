@@ -4,8 +4,6 @@
                    one per replica             └─ replica 1:  request ──► execute on worker 4, 5, ..
                                                   (replicas run side by side with different plans)
 
-The policy group makes one call at a time.
-
 A request is metadata: the tensors it names come from the data plane. Ray runs one compiled graph per actor at a time, so the graph's
 node is the generic `execute`, and the request names the method. Pipeline and tensor parallel traffic is Megatron's own.
 """

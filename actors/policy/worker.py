@@ -268,8 +268,6 @@ class PolicyWorker:
         self.drop_graphs()
         devices.leave_distributed()
 
-    # ---- inside a stage ----
-
     def _micro_batches(self, plan: ShardPlan, columns: Sequence[str] = ()) -> list[MicroBatch]:
         return build(self._reader.read(plan.meta, (*BASE, *columns)), plan, self._device)
 

@@ -1,8 +1,7 @@
 """The Ray side of a policy worker: a plain `PolicyWorker`, one call at a time.
 
-Stages come in through `execute` (a compiled graph's node, or an actor call), other methods of the `PolicyWorker` through `call`; what only
-an actor can do has methods of its own. A compiled graph runs `execute` on a background thread beside ordinary calls: the group
-makes one call at a time, and a second one is refused here.
+Stages come in through `execute` (a compiled graph's node, or an actor call), other methods of the `PolicyWorker` through `call`. A compiled
+graph runs `execute` on a background thread beside ordinary calls: the group makes one call at a time, and a second one is refused here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Weights through host memory: rank 0 exports them into Ray's object store, engines map them from there. Works on any device.
 
 export_weights ──► object store ──► engine ── in_process: the same tensors            ──► vLLM loads
-                                          └── async: SharedWeights (a memory file) ──► engine core maps it, vLLM loads
+                                          └── async: shared_memory (a file) ──► engine core maps it, vLLM loads
 """
 
 from __future__ import annotations
@@ -47,11 +47,8 @@ class Host(Transport):
         if in_process:
             yield [{"weights": weights}], size
             return
-        shared = SharedWeights(weights)  # copied before requests are paused
-        try:
-            yield [{"shared": shared.address()}], size
-        finally:
-            shared.close()
+        with shared_memory(weights) as address:  # copied before requests are paused
+            yield [{"shared": address}], size
 
     @classmethod
     def vllm_engine(cls) -> type:
@@ -63,7 +60,7 @@ class Host(Transport):
         @dataclass
         class HostUpdateInfo(WeightTransferUpdateInfo):
             weights: Mapping[str, torch.Tensor] | None = None  # tensors of this process
-            shared: Mapping[str, Any] | None = None  # or the address of a `SharedWeights`
+            shared: Mapping[str, Any] | None = None  # or the address of a `shared_memory`
 
         class HostWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, HostUpdateInfo]):
             """Loads by vLLM's layerwise reload, which packs again what the CPU kernels keep packed."""
@@ -100,40 +97,33 @@ class Host(Transport):
         return HostWeightTransferEngine
 
 
-class SharedWeights:
-    """Tensors in an anonymous memory file (memfd), which another process of this host and user can map.
+@contextmanager
+def shared_memory(weights: Mapping[str, torch.Tensor]) -> Iterator[dict[str, Any]]:
+    """The address, for `open_shared`, of a copy in an anonymous memory file (memfd) that other processes of this host and user can map.
 
     The file has no name in any file system and vanishes with the processes that hold it, however they end.
+
+    Raises:
+        OSError: not enough memory.
     """
-
-    def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Copies the tensors in.
-
-        Raises:
-            OSError: not enough memory.
-        """
-        self._entries: list[tuple[str, str, list[int], int]] = []
-        size = 0
-        for name, tensor in weights.items():
-            self._entries.append((name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), size))
-            size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-        self._fd = os.memfd_create("grpo-flows-weights")
-        os.posix_fallocate(self._fd, 0, size)  # an error here, not a SIGBUS in the copy below
-        self._size, self._path = size, f"/proc/{os.getpid()}/fd/{self._fd}"
-        for name, view in open_shared(self.address()).items():
+    entries: list[tuple[str, str, list[int], int]] = []
+    size = 0
+    for name, tensor in weights.items():
+        entries.append((name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), size))
+        size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+    file = os.memfd_create("grpo-flows-weights")
+    try:
+        os.posix_fallocate(file, 0, size)  # an error here, not a SIGBUS in the copy below
+        address = {"path": f"/proc/{os.getpid()}/fd/{file}", "size": size, "entries": entries}
+        for name, view in open_shared(address).items():
             view.copy_(weights[name])
-
-    def address(self) -> dict[str, Any]:
-        """What `open_shared` needs, in plain values. Valid until `close`."""
-        return {"path": self._path, "size": self._size, "entries": self._entries}
-
-    def close(self) -> None:
-        """Drop this process's hold."""
-        os.close(self._fd)
+        yield address
+    finally:
+        os.close(file)
 
 
 def open_shared(address: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Views of the tensors in a `SharedWeights` of this or another process. The mapping lives as long as a view does."""
+    """Views of the tensors in the `shared_memory` of this or another process. The mapping lives as long as a view does."""
     flat = torch.from_file(address["path"], shared=True, size=address["size"], dtype=torch.uint8)
     views = {}
     for name, dtype_name, shape, offset in address["entries"]:

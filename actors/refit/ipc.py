@@ -93,9 +93,6 @@ class Ipc(Transport):
             return self._incoming[1]
 
 
-# ---- the policy's end ----
-
-
 def buffer_bytes(transfer: Transfer) -> int:
     """Bytes of the buffer that holds every piece: no larger than all weights, no smaller than the largest of them."""
     return max(transfer.manifest.largest, min(transfer.manifest.bytes, transfer.buffer_bytes))
@@ -213,9 +210,6 @@ class Delivery:
         """Tell the engines that nothing more comes. Does not wait."""
         for handle in self._handles.values():
             handle.abandon_transfer.remote(self._id, reason)
-
-
-# ---- the engine's end ----
 
 
 class Incoming:

@@ -69,8 +69,6 @@ class Transport(ABC):
         self._timeout_s = timeout_s
         self._manifest: Manifest | None = None
 
-    # ---- the policy's end ----
-
     @abstractmethod
     def offer(self, plan: RefitPlan, workers: Mapping[str, Any], namespace: str, engines: list[str]) -> tuple[Any, dict[str, Any]]:
         """In the policy group: start to send the present weights.
@@ -87,8 +85,6 @@ class Transport(ABC):
 
     def prepare(self) -> None:  # noqa: B027  (most have nothing to do)
         """In rank 0 of the policy, at its start: do what would take long in the first update."""
-
-    # ---- the engine's end ----
 
     @abstractmethod
     def receive(self, offered: Any, layout: WeightLayout, in_process: bool) -> AbstractContextManager[tuple[Iterable[UpdateInfo], int]]:

@@ -4,12 +4,6 @@
       data_plane_controller    keys, columns, tags     ◄──┬── Connection, one per process and run: ZMQ, an event loop thread
       data_plane_storage_0..n  values                  ◄──┘      └── TransferQueuePlane: any number, cheap
 
-    run.py         start, stop: the actors of one run         connection.py  sockets, deadlines, a watch on the actors
-    plane.py       TransferQueuePlane: what a put means       requests.py    one coroutine per request to TransferQueue
-    loop.py        the event loop's thread                    records.py     a partition's schema and column types
-    storage.py     values as blocks, in the storage units     processes.py   those actors, and the order of claims
-    lean.py        the library's import, without torch's compiler
-
 `transfer_queue.init()` would share one controller per Ray cluster: two runs would see each other and die together. So the
 actors are made here of TransferQueue's own classes, named in the run's namespace, owned by the process that calls `start`.
 """

@@ -135,7 +135,8 @@ class TransferQueuePlane(DataPlane):
 
         while True:
             if notes := await completed(self._requests.take(partition_id, consumer, fields, count), undo):
-                return _meta(partition_id, consumer, fields, notes)
+                samples = [(note["key"], note.get("length"), pickle.loads(note["tags"]) if "tags" in note else None) for note in notes]
+                return KVBatchMeta.claimed(partition_id, consumer, fields, samples)
             left = end - time.monotonic()
             if left <= 0:
                 break
@@ -243,15 +244,3 @@ def _notes(meta: KVBatchMeta, samples: Samples, mask: int) -> list[dict[str, Any
             note["tags"] = codec.pickled(f"tags of key {key!r}", tags)  # bytes: MessagePack would turn tuples into lists
         notes.append(note)
     return notes
-
-
-def _meta(partition_id: str, consumer: str, fields: Sequence[str], notes: Sequence[Mapping[str, Any]]) -> KVBatchMeta:
-    known, tagged = all("length" in note for note in notes), any("tags" in note for note in notes)
-    return KVBatchMeta(
-        partition_id=partition_id,
-        task_name=consumer,
-        keys=tuple(note["key"] for note in notes),
-        fields=frozenset(fields),
-        sequence_lengths=tuple(note["length"] for note in notes) if known else (),
-        tags=tuple(pickle.loads(note["tags"]) if "tags" in note else {} for note in notes) if tagged else (),
-    )

@@ -12,6 +12,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from actors.data_plane import codec
 from actors.data_plane.interface import DataPlaneError
 from actors.data_plane.transfer_queue.storage import numbers, parse
 
+_NBYTES = attrgetter("nbytes")
 _OCCUPANCY = "occupancy"  # the consumer under whose name samples are counted; it never takes any
 
 _MOST_SCRATCH = 256 * 2**20  # bytes that a process keeps between puts
@@ -73,7 +75,7 @@ class Requests:
         """Send values to the storage units, and notes to the controller. Nobody can read the values before `publish`."""
         parts = self._by_unit(samples)
         columns = {unit: {name: [values[row] for row in rows] for name, values in fields.items()} for unit, rows in parts.items()}
-        lengths = {unit: {name: [value.nbytes for value in values] for name, values in column.items()} for unit, column in columns.items()}
+        lengths = {unit: {name: list(map(_NBYTES, values)) for name, values in column.items()} for unit, column in columns.items()}
         size = sum(_aligned(sum(sizes)) for part in lengths.values() for sizes in part.values())
         kept, self._scratch = self._scratch, None
         buffer = kept if kept is not None and len(kept) >= size else torch.empty(size, dtype=torch.uint8)

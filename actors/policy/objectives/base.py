@@ -4,9 +4,7 @@
                                before the pass                                     in the pass
 
 The loss is a sum of components over tokens, weight x term (components.py). A component without a weight column is not computed; one with
-weight 0 adds 0 to loss, gradient and report. So weights are data: objectives that keep `Objective.loss` and have one aggregation are one
-computation, and share its CUDA graphs when each micro-batch has the columns of all of them. Supervised steps replay the graphs of a GRPO
-run with token_mean; with sequence_mean they have graphs of their own.
+weight 0 adds 0 to loss, gradient and report. So objectives that keep `Objective.loss` and have the same aggregation share CUDA graphs.
 """
 
 from __future__ import annotations
