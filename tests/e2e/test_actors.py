@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from actors import names
 from actors.data_plane.connect import connect
 from actors.data_plane.meta import KVBatchMeta
+from actors.generation.pool import EnginePool
 from actors.generation.types import GenerationRequest, UpdateOptions
 from actors.preflight import check, prepare_model
 from actors.rollout.ledger import Claim
@@ -108,8 +109,9 @@ def test_both_engines_agree_after_every_refit(running: Running, tmp_path: Path) 
         running.call(names.POLICY, "save_hf", str(tmp_path / str(number)))
         model = AutoModelForCausalLM.from_pretrained(tmp_path / str(number), dtype=torch.float32).eval()
         requests = [GenerationRequest(f"greedy-{i}", prompt, 8, 0.0, 1.0, 0) for i, prompt in enumerate(prompts)]
-        results = running.call("engine-0", "generate", requests)
-        assert [result.token_ids for result in results] == [greedy(model, prompt, 8) for prompt in prompts]
+        for engine in running.actors.engines:
+            results = EnginePool(NAMESPACE, [engine], timeout_s=WAIT_S).generate(requests)
+            assert [result.token_ids for result in results] == [greedy(model, prompt, 8) for prompt in prompts]
         exported.append(model.model.embed_tokens.weight.detach().clone())
         running.call(names.LEDGER, "trained", claim.uids)
     assert not any(torch.equal(a, b) for a, b in pairwise(exported))  # each refit brought other weights
