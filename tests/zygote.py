@@ -115,6 +115,7 @@ def _become(request: bytes, outputs: list[int]) -> None:
     import json
     import runpy
 
+    os.setpgid(0, 0)  # the raylet kills the process group of a worker that has ended
     arguments, environment, directory = json.loads(request)
     for fd, output in enumerate(outputs, start=1):
         os.dup2(output, fd)
