@@ -218,4 +218,4 @@ def test_a_run_goes_on_without_an_engine_and_ends_without_its_environment(runnin
     assert "environment" in str(progress.error)
     ask(names.COLLECTOR, "stop_generating")
     ask(names.LEDGER, "close")
-    assert ask("plane", "status", "train").samples == 0  # type: ignore[attr-defined]
+    assert ask("plane", "samples", "train") == 0
