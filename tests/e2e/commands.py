@@ -24,11 +24,14 @@ def processes_with(mark: str) -> list[str]:
 
 
 def start_command(flow: str, output: Path, mark: str, *overrides: str) -> subprocess.Popen[str]:
-    """`python -m flows.<flow>`, with a Prefect server and a Ray of its own; the run writes below `output`."""
+    """`python -m flows.<flow>`, with a Prefect server and a Ray of its own; the run writes below `output`.
+
+    Ray's workers are its own children, not forks of the tests' zygote: those would not have the mark.
+    """
     return subprocess.Popen(
         [sys.executable, "-m", f"flows.{flow}", f"output_dir={output}", *overrides],
         cwd=ROOT,
-        env=settings.child_environment(GRPO_TEST_MARK=mark, PREFECT_HOME=str(output / "prefect"), PREFECT_API_URL=""),
+        env=settings.child_environment(GRPO_TEST_MARK=mark, TESTS_ZYGOTE="", PREFECT_HOME=str(output / "prefect"), PREFECT_API_URL=""),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -56,8 +56,12 @@ class Deployed:
             yield client
 
     def environment(self, **extra: str) -> dict[str, str]:
-        """Of a person's shell in the home directory: nothing there names the server or the cluster."""
-        values = settings.child_environment(PREFECT_HOME=str(self.home / "prefect"), PYTHONPATH=settings.python_path(ROOT), **extra)
+        """Of a person's shell in the home directory: nothing there names the server or the cluster.
+
+        Ray's workers are in the cluster's session, as in a person's, and not forks of the tests' zygote.
+        """
+        own = {"PREFECT_HOME": str(self.home / "prefect"), "PYTHONPATH": settings.python_path(ROOT), "TESTS_ZYGOTE": ""}
+        values = settings.child_environment(**own, **extra)
         return {name: value for name, value in values.items() if name not in {"PREFECT_API_URL", "RAY_ADDRESS", "PREFECT_UI_API_URL"}}
 
     def command(self, *arguments: str, timeout_s: float = 2 * WAIT_S) -> subprocess.CompletedProcess[str]:
