@@ -73,7 +73,7 @@ class ActorLogs:
         self._job = ray.get_runtime_context().get_job_id()
         self._log: Any = get_run_logger()
         self._names: dict[tuple[str, int], str] = {}
-        self._looked = 0.0
+        self._looked: dict[tuple[str, int], float] = {}  # when a process that has no name was looked for last
         self._buffer = LineBuffer()
         self._ending = threading.Event()
         self._until = float("inf")
@@ -119,8 +119,8 @@ class ActorLogs:
 
     def _name(self, data: dict[str, Any]) -> str:
         process = str(data["ip"]), int(data["pid"])
-        if process not in self._names and time.monotonic() - self._looked > 1.0:
-            self._looked = time.monotonic()
+        if process not in self._names and time.monotonic() - self._looked.get(process, 0.0) > 1.0:
+            self._looked[process] = time.monotonic()
             for one in ray.util.list_named_actors(all_namespaces=True):
                 if one["namespace"] == self._namespace:
                     self._look_up(one["name"])
