@@ -135,7 +135,7 @@ class Session[C: BaseRunConfig | EvaluateConfig, A: RunActors | EvaluationActors
         self.progress.begin(self.steps)
         with self.progress.phase("starting Ray"):
             self._stack.enter_context(cluster(self.config.ray, self.namespace, logical_cpus(self.config), logical_gpus(self.config)))
-        self._stack.enter_context(ActorLogs(self.namespace))
+        self._stack.enter_context(ActorLogs())
         with self.progress.phase(f"starting the actors: {self.parts}"), self.time("launch"):
             self.actors: A = self._launch(prepared)
             self._stack.callback(stop, self.namespace, self.actors.address)

@@ -68,8 +68,7 @@ def level(line: str) -> int:
 class ActorLogs:
     """Use as a context manager inside the flow, while Ray is joined; the actors may come later."""
 
-    def __init__(self, namespace: str) -> None:
-        self._namespace = namespace
+    def __init__(self) -> None:
         self._job = ray.get_runtime_context().get_job_id()
         self._log: Any = get_run_logger()
         self._names: dict[tuple[str, int], str] = {}
@@ -121,16 +120,6 @@ class ActorLogs:
         process = str(data["ip"]), int(data["pid"])
         if process not in self._names and time.monotonic() - self._looked.get(process, 0.0) > 1.0:
             self._looked[process] = time.monotonic()
-            for one in ray.util.list_named_actors(all_namespaces=True):
-                if one["namespace"] == self._namespace:
-                    self._look_up(one["name"])
+            actors = gcs_state.actor_table(None, job_id=ray.JobID.from_hex(self._job)).values()  # also those that died meanwhile
+            self._names |= {(actor["Address"]["IPAddress"], actor["Pid"]): actor["Name"] for actor in actors if actor["Name"]}
         return self._names.get(process) or f"{data['actor_name'] or 'worker'} {data['pid']}"
-
-    def _look_up(self, name: str) -> None:
-        try:
-            actor = ray.get_actor(name, namespace=self._namespace)
-        except ValueError:
-            return  # it died meanwhile
-        found = gcs_state.actor_table(actor._actor_id.hex())
-        if found and found["Pid"]:
-            self._names[found["Address"]["IPAddress"], found["Pid"]] = name

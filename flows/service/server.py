@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
 import psutil
@@ -120,11 +121,17 @@ def listens(pid: int, url: str) -> bool:
     """Whether it is that process or a child of it that listens at the URL's port: two that start at once may both have found it free."""
     port = int(url.removesuffix("/api").rpartition(":")[2])
     try:
-        process = psutil.Process(pid)
-        sockets = [socket for each in (process, *process.children(recursive=True)) for socket in each.net_connections("tcp")]
+        family = [process := psutil.Process(pid), *process.children(recursive=True)]
     except psutil.Error:
         return False
-    return any(socket.status == psutil.CONN_LISTEN and socket.laddr.port == port for socket in sockets)
+    return any(socket.status == psutil.CONN_LISTEN and socket.laddr.port == port for each in family for socket in _sockets(each))
+
+
+def _sockets(process: psutil.Process) -> list[Any]:
+    try:
+        return list(process.net_connections("tcp"))
+    except psutil.Error:  # a child that ended meanwhile says nothing about the others
+        return []
 
 
 def await_health(server: subprocess.Popen[bytes], api_url: str) -> None:

@@ -41,7 +41,6 @@ from tasks.train import train
 from tests.conftest import ROOT
 from tests.patience import WAIT_S
 from tests.tasks.reporting import runs
-from tests.zygote import OWN_PROCESS
 
 pytestmark = pytest.mark.slow
 NAMESPACE = "monitoring"
@@ -168,8 +167,8 @@ def watched(server: str, ray_session: None, tmp_path_factory: pytest.TempPathFac
     def work() -> str:
         publisher = Publisher("grpo")
         publisher.begin(4)
-        with suppress(ActorGoneError), ActorLogs(NAMESPACE):
-            actor = ray.remote(Stub).options(name="engine-7", namespace=NAMESPACE, num_cpus=0, runtime_env=OWN_PROCESS).remote([])
+        with suppress(ActorGoneError), ActorLogs():
+            actor = ray.remote(Stub).options(name="engine-7", namespace=NAMESPACE, num_cpus=0).remote([])
             ray.get(actor.say.remote("hello", "WARNING 11-21 the cache is small"))
             ray.get(actor.say.remote(*(f"line {n}" for n in range(500))))
             actor.die.remote("the last words")

@@ -184,17 +184,12 @@ class Numbers:
 class Samples(SampleReader):
     """The reader together with the stream that it draws from."""
 
-    def __init__(self, encoder: PromptEncoder, size: int, longest: int, on_too_long: Any, seed: int) -> None:
+    def __init__(self, encoder: PromptEncoder, size: int, longest: int, on_too_long: Any, seed: int = 0) -> None:
         super().__init__(encoder, longest, on_too_long)
         self.stream = PromptStream(Numbers(size), seed)
 
     def next(self, count: int) -> list[TokenSample]:
         return self.draw(self.stream, count)
-
-
-def stream(encoder: PromptEncoder, size: int, longest: int, on_too_long: Any, seed: int = 0) -> tuple[Samples, SampleReader]:
-    samples = Samples(encoder, size, longest, on_too_long, seed)
-    return samples, samples
 
 
 def test_prompt_and_response_are_the_rollouts_tokens_and_end_with_the_end_token(encoder: PromptEncoder) -> None:
@@ -223,7 +218,7 @@ def test_every_epoch_holds_each_sample_that_fits_once(encoder: PromptEncoder, si
     lengths = [len(encoder.prompt(p)) + len(encoder.answer(p)) for p in (Numbers(size).problem("train", i) for i in range(size))]
     longest = max(lengths) - cut
     fitting = {i for i, length in enumerate(lengths) if length <= longest}
-    samples, reader = stream(encoder, size, longest, "drop", seed)
+    samples = Samples(encoder, size, longest, "drop", seed)
     if not fitting:
         with pytest.raises(SampleTooLongError, match=f"each of the {size} training samples"):
             samples.next(1)
@@ -233,13 +228,13 @@ def test_every_epoch_holds_each_sample_that_fits_once(encoder: PromptEncoder, si
     assert {index for _, index in drawn} <= fitting
     epochs = [Counter(index for epoch, index in drawn if epoch == number) for number in range(-(-len(drawn) // len(fitting)))]
     assert all(epoch == Counter(fitting) for epoch in epochs[:-1])
-    assert reader.dropped >= (len(epochs) - 1) * (size - len(fitting))
-    again, _ = stream(encoder, size, longest, "drop", seed)
+    assert samples.dropped >= (len(epochs) - 1) * (size - len(fitting))
+    again = Samples(encoder, size, longest, "drop", seed)
     assert [sample.uid for count in batches for sample in again.next(count)] == [f"{epoch}.{index}" for epoch, index in drawn]
 
 
 def test_a_sample_that_is_too_long_is_named_with_both_numbers(encoder: PromptEncoder) -> None:
-    samples, _ = stream(encoder, 1, 5, "error")
+    samples = Samples(encoder, 1, 5, "error")
     with pytest.raises(SampleTooLongError, match=r"train:0: 6 tokens with the response, at most 5 are allowed.*on_too_long=drop"):
         samples.next(1)
 
@@ -249,7 +244,7 @@ def test_a_sample_that_is_too_long_is_named_with_both_numbers(encoder: PromptEnc
 
 def test_columns_of_a_batch_and_of_its_fillers(encoder: PromptEncoder) -> None:
     plane = MemoryPlane()
-    samples, _ = stream(encoder, 9, 100, "error", seed=4)
+    samples = Samples(encoder, 9, 100, "error", seed=4)
     drawn = samples.next(5)
     meta = SupervisedBatches(plane, "train").put(drawn, "batch 1", multiple_of=4)
     assert len(meta) == 8
@@ -267,7 +262,7 @@ def test_columns_of_a_batch_and_of_its_fillers(encoder: PromptEncoder) -> None:
 def test_the_loss_is_on_response_tokens_only(encoder: PromptEncoder) -> None:
     """Of random log-probabilities: the mean over response tokens of the real rows, whatever stands elsewhere."""
     plane = MemoryPlane()
-    samples, _ = stream(encoder, 5, 100, "error")
+    samples = Samples(encoder, 5, 100, "error")
     drawn = samples.next(3)
     meta = SupervisedBatches(plane, "train").put(drawn, "batch 1", multiple_of=2)
     columns = plane.get(meta, ["token_mask", "sample_mask"])

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from configs.base import ConfigError
@@ -42,6 +43,18 @@ def test_a_foreign_server_on_the_port_is_not_taken_for_ours(foreign: str) -> Non
     assert not server.listens(ours.pid, foreign)
     with pytest.raises(ConfigError, match="ended with code 3"):
         server.await_health(ours, foreign)
+
+
+def test_a_child_that_ends_meanwhile_does_not_hide_the_others(foreign: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = psutil.Process(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE).pid)
+
+    def children(of: psutil.Process, recursive: bool) -> list[psutil.Process]:
+        gone.kill()
+        gone.wait()
+        return [gone]
+
+    monkeypatch.setattr(psutil.Process, "children", children)
+    assert server.listens(os.getpid(), foreign)
 
 
 def test_a_taken_port_is_passed_over(foreign: str) -> None:
