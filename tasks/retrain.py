@@ -17,7 +17,7 @@ from tasks.call import STAGE
 from tasks.retraining.lease import Lease
 from tasks.retraining.prompts import NewPrompts, Row, find_new, read_files, read_frozen
 from tasks.retraining.registry import Attempt, Promotion, Registry
-from tasks.retraining.storage import Content
+from actors.storage import Content
 
 
 @dataclass(frozen=True)

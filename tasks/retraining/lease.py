@@ -21,10 +21,14 @@ from contextlib import contextmanager
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tasks.retraining.storage import Folder, RegistryError, numbered
+from actors.storage import Folder, numbered
 
 _log = logging.getLogger(__name__)
 _RENEWALS = 4  # in the time that a lease lasts
+
+
+class RegistryError(RuntimeError):
+    """What this package refuses to do, and why; the subclasses say in which case."""
 
 
 class BusyError(RegistryError):

@@ -21,7 +21,7 @@ from actors.environments.dataset.problems import problem, prompt_digest
 from actors.environments.dataset.rows import json_lines, parse_line
 from configs.base import ConfigError
 from configs.environment import FieldsConfig
-from tasks.retraining.storage import Content, Folder
+from actors.storage import Content, Folder
 
 
 @dataclass(frozen=True)

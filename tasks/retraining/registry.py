@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from configs.base import ConfigError
 from tasks.retraining.decision import Scores
 from tasks.retraining.lease import Lease
-from tasks.retraining.storage import Content, Folder, RegistryError, numbered
+from actors.storage import Content, Folder, numbered
 
 _log = logging.getLogger(__name__)
 _FIELD = "registry.url"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tasks.retraining.lease import BusyError, Lease, LeaseLostError
-from tasks.retraining.storage import Folder
+from actors.storage import Folder
 from tests.tasks.retraining.conftest import memory
 
 

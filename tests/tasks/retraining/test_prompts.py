@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from configs.base import ConfigError
 from configs.environment import FieldsConfig
 from tasks.retraining.prompts import NewPrompts, find_new, parse, read_files, read_frozen, write
-from tasks.retraining.storage import Content
+from actors.storage import Content
 from tests.tasks.retraining.conftest import put
 
 FIELDS = FieldsConfig()

@@ -1,7 +1,9 @@
-"""Small files in a folder behind an fsspec URL, written as a whole or not at all.
+"""Files in a folder behind an fsspec URL: small ones written as a whole or not at all, large ones told by their digests.
 
 create    local: temporary file, then a hard link    object store: one conditional put       False if the name is taken
 replace   local: temporary file, then a rename       object store: one put
+put       a copy of a large file, with its size and SHA-256
+fetched   large files on this machine's disk, each with the size and the SHA-256 that it must have
 """
 
 from __future__ import annotations
@@ -9,9 +11,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import queue
+import shutil
+import tempfile
+import threading
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Concatenate
 
@@ -22,8 +28,8 @@ from pydantic import BaseModel, ConfigDict
 from configs.base import ConfigError
 
 
-class RegistryError(RuntimeError):
-    """What this package refuses to do, and why; the subclasses say in which case."""
+class DamagedError(RuntimeError):
+    """A file is missing, or is not the one that was written. The message names it."""
 
 
 class Content(BaseModel):
@@ -52,7 +58,9 @@ def _reaches[**P, R](method: Callable[Concatenate[Folder, P], R]) -> Callable[Co
     @functools.wraps(method)
     def guarded(self: Folder, /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return method(self, *args, **kwargs)
+            if self.timeout_s is None:
+                return method(self, *args, **kwargs)
+            return _within(self.timeout_s, lambda: method(self, *args, **kwargs))
         except ConfigError:
             raise
         except Exception as error:  # every store behind fsspec has exceptions of its own
@@ -62,18 +70,39 @@ def _reaches[**P, R](method: Callable[Concatenate[Folder, P], R]) -> Callable[Co
     return guarded
 
 
+def _within[R](timeout_s: float, call: Callable[[], R]) -> R:
+    # Not every store's client has a deadline. A call that is stuck keeps its thread, which does not keep the process.
+    answers: queue.SimpleQueue[tuple[R | None, BaseException | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put((call(), None))
+        except BaseException as error:  # noqa: BLE001  (raised by the caller)
+            answers.put((None, error))
+
+    threading.Thread(target=run, name="storage", daemon=True).start()
+    try:
+        value, error = answers.get(timeout=timeout_s)
+    except queue.Empty:
+        raise TimeoutError(f"no answer within {timeout_s:g} s") from None
+    if error is not None:
+        raise error
+    return value  # type: ignore[return-value]
+
+
 class Folder:
     """One folder. It need not exist before the first write.
 
     Args:
         field: name of the URL in the recipe, for messages.
+        timeout_s: longest wait for one file; None: as the store's client has it.
 
     Raises:
         ConfigError: no such kind of URL, or its client is not installed. Every method raises it when the store cannot be reached.
     """
 
-    def __init__(self, url: str, field: str) -> None:
-        self.url, self.field = url.rstrip("/"), field
+    def __init__(self, url: str, field: str, timeout_s: float | None = None) -> None:
+        self.url, self.field, self.timeout_s = url.rstrip("/"), field, timeout_s
         self._connect()
 
     @_reaches
@@ -151,13 +180,45 @@ class Folder:
             self.fs.rm(self.path(name), recursive=True)
 
     @_reaches
-    def put(self, source: Path, name: str) -> None:
+    def put(self, source: Path, name: str) -> Content:
         """Copy a large local file into the folder. Readers can see it half-written: tell them its name only afterwards."""
-        target = self.path(name)
+        target, content = self.path(name), Content.of_file(source)
         self.fs.makedirs(target.rpartition("/")[0], exist_ok=True)
         self.fs.put_file(str(source), target)
         if self.local:
             _sync(Path(target))
+        return content
+
+    @contextmanager
+    def fetched(self, files: Mapping[str, Content]) -> Iterator[Path]:
+        """These files, in a directory of this machine: the folder itself if it is local, else a temporary copy.
+
+        Raises:
+            DamagedError: one is missing, or has another size or digest.
+        """
+        if self.local:
+            self._check(Path(self.root), files)
+            yield Path(self.root)
+            return
+        copy = Path(tempfile.mkdtemp(prefix="grpo-fetched-"))
+        try:
+            for name in files:
+                if self.info(name) is not None:
+                    self.get(name, copy / name)
+            self._check(copy, files)
+            yield copy
+        finally:
+            shutil.rmtree(copy, ignore_errors=True)
+
+    def _check(self, root: Path, files: Mapping[str, Content]) -> None:
+        for name, wanted in files.items():
+            where = f"{self.url}/{name}"
+            if not (root / name).is_file():
+                raise DamagedError(f"{where} is missing")
+            if (size := (root / name).stat().st_size) != wanted.size:
+                raise DamagedError(f"{where} has {size} bytes, {wanted.size} were written: it was cut off or changed")
+            if Content.of_file(root / name) != wanted:
+                raise DamagedError(f"{where} was changed after it was written: its SHA-256 is another")
 
     @_reaches
     def get(self, name: str, target: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from configs.base import ConfigError
-from tasks.retraining.storage import Folder
+from actors.storage import Folder
 
 
 def test_create_read_replace_remove(url: str) -> None:
