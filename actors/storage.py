@@ -189,6 +189,11 @@ class Folder:
             _sync(Path(target))
         return content
 
+    def sync(self, directory: Path) -> None:
+        """A local directory and all its files are on the disk when this returns."""
+        for path in (*directory.rglob("*"), directory):
+            _sync(path)
+
     @contextmanager
     def fetched(self, files: Mapping[str, Content]) -> Iterator[Path]:
         """These files, in a directory of this machine: the folder itself if it is local, else a temporary copy.

@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from configs.base import StrictModel
+from configs.checkpoint import CheckpointConfig, RecoveryConfig
 from configs.deadlines import Deadlines
 from configs.environment import EnvironmentConfig
 from configs.model import ModelConfig
@@ -49,6 +50,13 @@ class BaseConfig(StrictModel):
 class BaseRunConfig(BaseConfig):
     """What a run of any flow that trains has."""
 
+    resume: str = Field(
+        "auto",
+        min_length=1,
+        description="What to go on from: auto (a try of this flow run before, or checkpoint.url), never, or a run directory or URL.",
+    )
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    recovery: RecoveryConfig = RecoveryConfig()
     validate_every: PositiveInt = Field(10, description="Steps between validations; step 0 and the last step always validate.")
     model: ModelConfig = ModelConfig()
     policy: PolicyConfig = PolicyConfig()

@@ -10,6 +10,7 @@ from prefect import task
 from prefect.client.schemas import State
 from prefect.states import Completed
 
+from actors.storage import Content
 from configs.environment import FieldsConfig
 from configs.retrain import RegistryConfig, RetrainConfig
 from tasks import events
@@ -17,7 +18,6 @@ from tasks.call import STAGE
 from tasks.retraining.lease import Lease
 from tasks.retraining.prompts import NewPrompts, Row, find_new, read_files, read_frozen
 from tasks.retraining.registry import Attempt, Promotion, Registry
-from actors.storage import Content
 
 
 @dataclass(frozen=True)

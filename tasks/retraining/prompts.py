@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 from actors.environments.dataset.problems import problem, prompt_digest
 from actors.environments.dataset.rows import json_lines, parse_line
+from actors.storage import Content, Folder
 from configs.base import ConfigError
 from configs.environment import FieldsConfig
-from actors.storage import Content, Folder
 
 
 @dataclass(frozen=True)

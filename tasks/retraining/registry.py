@@ -25,10 +25,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from actors.storage import Content, Folder, numbered
 from configs.base import ConfigError
 from tasks.retraining.decision import Scores
-from tasks.retraining.lease import Lease
-from actors.storage import Content, Folder, numbered
+from tasks.retraining.lease import Lease, RegistryError
 
 _log = logging.getLogger(__name__)
 _FIELD = "registry.url"

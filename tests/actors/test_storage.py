@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from configs.base import ConfigError
 from actors.storage import Folder
+from configs.base import ConfigError
+from tests.stores import url  # noqa: F401  (a fixture)
 
 
 def test_create_read_replace_remove(url: str) -> None:

@@ -11,9 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tasks.retraining.lease import BusyError, Lease, LeaseLostError
 from actors.storage import Folder
-from tests.tasks.retraining.conftest import memory
+from tasks.retraining.lease import BusyError, Lease, LeaseLostError
+from tests.stores import memory
 
 
 def test_the_second_is_told_who_is_at_work(url: str) -> None:

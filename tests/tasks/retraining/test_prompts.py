@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.storage import Content
 from configs.base import ConfigError
 from configs.environment import FieldsConfig
 from tasks.retraining.prompts import NewPrompts, find_new, parse, read_files, read_frozen, write
-from actors.storage import Content
-from tests.tasks.retraining.conftest import put
+from tests.stores import put
 
 FIELDS = FieldsConfig()
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from actors.storage import Content, Folder
 from configs.base import ConfigError
 from tasks.retraining.decision import Scores
 from tasks.retraining.lease import Lease, LeaseLostError
 from tasks.retraining.registry import Attempt, Promotion, PromotionConflictError, Registry, why_skip
-from actors.storage import Content, Folder
 from tests.conftest import ROOT
 
 FILES = {"config.json": 40, "model.safetensors": 100_000, "tokenizer.json": 500}

@@ -1,0 +1,1 @@
+"""Checkpoints of a run: what one consists of, and where they are kept."""

@@ -1,0 +1,129 @@
+"""What a run goes on from: the checkpoint, and the directory that the run before has begun.
+
+resume: auto            a try of the same flow run before (Prefect's retry, or an automation's), else what `checkpoint.url` holds
+        RUN directory   its newest checkpoint; the run goes on in that directory
+        ../step-N.json  that checkpoint; the run gets a directory of its own unless it is the newest
+        URL             the newest checkpoint there
+        never           a new run
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from actors.checkpoints.manifest import Manifest, step_of
+from actors.checkpoints.store import CheckpointStore
+from configs.base import ConfigError
+from configs.continuity import differences
+from configs.run import BaseRunConfig
+from tasks.reporting.run_dir import RunDirectory
+
+_MARK = "run.json"
+
+
+class Mark(BaseModel):
+    """run.json: which flow run a directory belongs to, and where its checkpoints are."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    flow_run: str
+    checkpoints: str
+
+    def write(self, directory: RunDirectory) -> None:
+        """Into the run's directory."""
+        (directory.root / _MARK).write_text(self.model_dump_json() + "\n")
+
+    @classmethod
+    def read(cls, root: Path) -> Mark | None:
+        """None: no directory of a run."""
+        try:
+            return cls.model_validate_json((root / _MARK).read_bytes())
+        except (OSError, ValidationError):
+            return None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a run goes on.
+
+    Attributes:
+        directory: of the run before, to go on in; None: a new one.
+    """
+
+    store: CheckpointStore
+    manifest: Manifest
+    directory: RunDirectory | None
+
+
+def origin_of(config: BaseRunConfig, flow_run: str, scratch: Path, *, forked: bool = False) -> Origin | None:
+    """What this run goes on from; None: it is a new one.
+
+    Args:
+        flow_run: its id. scratch: local directory for files of remote checkpoints.
+        forked: with other settings than the run before, in a directory of its own.
+
+    Raises:
+        ConfigError: nothing is there to resume, or it was another run (other settings, another flow).
+        CheckpointError: a manifest is damaged.
+    """
+    if config.resume == "never":
+        return None
+    found = (
+        _own_try_before(config, flow_run, scratch)
+        if config.resume == "auto"
+        else _named(config.resume, scratch, config.checkpoint.timeout_s)
+    )
+    if found is None:
+        return None
+    manifest = found.manifest
+    if manifest.flow != config.flow:
+        raise ConfigError(f"resume: {found.store.url} holds checkpoints of the flow {manifest.flow!r}, this is {config.flow!r}")
+    if forked:
+        return Origin(found.store, manifest, None)
+    if changed := differences(manifest.config, config.model_dump(mode="json")):
+        raise ConfigError(
+            f"resume: the run before had other settings ({'; '.join(changed[:5])}): keep them, start a new run (resume=never), "
+            "or let a child run go its own way (python -m flows.fork)"
+        )
+    return found
+
+
+def _own_try_before(config: BaseRunConfig, flow_run: str, scratch: Path) -> Origin | None:
+    for root in sorted(Path(config.output_dir).resolve().glob("*")):
+        mark = Mark.read(root)
+        if mark is not None and mark.flow_run == flow_run and not root.is_symlink():
+            store = CheckpointStore(mark.checkpoints, scratch, config.checkpoint.timeout_s)
+            newest = store.newest()
+            return Origin(store, newest, RunDirectory(root)) if newest else None
+    if config.checkpoint.url is None:
+        return None
+    store = CheckpointStore(config.checkpoint.url, scratch, config.checkpoint.timeout_s)
+    newest = store.newest()
+    return Origin(store, newest, None) if newest else None
+
+
+def _named(where: str, scratch: Path, timeout_s: float) -> Origin:
+    url, _, last = where.rstrip("/").rpartition("/")
+    step = step_of(last)
+    if step is None:
+        url = where.rstrip("/")
+    root = _run_directory(url)
+    mark = Mark.read(root) if root is not None else None
+    store = CheckpointStore(mark.checkpoints if mark else url, scratch, timeout_s)
+    newest = store.newest()
+    if newest is None:
+        raise ConfigError(f"resume: {where} holds no checkpoint (nor is it the directory of a run that has one)")
+    manifest = newest if step is None else store.at(step)
+    goes_on = root is not None and manifest.step == newest.step
+    return Origin(store, manifest, RunDirectory(root) if goes_on and root is not None else None)
+
+
+def _run_directory(url: str) -> Path | None:
+    """The local run directory that the URL is, or whose checkpoints it is."""
+    if "://" in url and not url.startswith("file://"):
+        return None
+    path = Path(url.removeprefix("file://")).resolve()
+    return next((one for one in (path, path.parent) if Mark.read(one) is not None), None)
