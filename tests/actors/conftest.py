@@ -8,6 +8,9 @@ import pytest
 
 from actors.data_plane.address import DataPlaneAddress
 from configs.run import DataPlaneConfig
+from tests.stores import url
+
+__all__ = ["url"]
 
 StartQueue = Callable[[str, DataPlaneConfig], DataPlaneAddress]
 

@@ -10,7 +10,6 @@ import pytest
 
 from actors.storage import Folder
 from configs.base import ConfigError
-from tests.stores import url  # noqa: F401  (a fixture)
 
 
 def test_create_read_replace_remove(url: str) -> None:
