@@ -16,8 +16,7 @@ from prefect import flow
 
 from configs.loader import load
 from flows.grpo_session import GrpoSession, GrpoStep
-from flows.parameters import Steps, with_steps
-from flows.session import run_name
+from flows.session import Steps, run_name, with_steps
 
 
 @flow(name="grpo", flow_run_name=run_name, validate_parameters=False)

@@ -113,7 +113,9 @@ class GrpoStep(Step):
         events.refit_completed(self.number, result)
 
     def _log_probabilities(self, stage: str, task: Any, batch: KVBatchMeta, column: str, why_not: str | None) -> KVBatchMeta:
-        self._futures[stage] = task.submit(self._run.namespace, self.number, quoted(batch), self._config.deadlines.policy_stage, why_not)
+        self._futures[stage] = task.submit(
+            self._run.namespace, self.number, quoted(batch), column, self._config.deadlines.policy_stage, why_not
+        )
         if why_not:
             return batch
         self._sent += (stage,)

@@ -15,7 +15,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Literal, Self
 from prefect import runtime
 from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
+from pydantic import PositiveInt
 
 from actors import names
 from actors.data_plane.meta import KVBatchMeta
@@ -47,12 +48,19 @@ from tasks.reporting.views import VIEWS, FlowName
 from tasks.train import train, withdraw
 
 type Metrics = dict[str, float]
+Steps = PositiveInt | None  # a field of the form that the UI shows before a run
 
 
 def run_name() -> str:
     """<flow>-<recipe>-<date and time>, for the person who reads the list of runs."""
     run = runtime.flow_run
     return f"{run.flow_name}-{Path(run.parameters['recipe']).stem}-{run.scheduled_start_time:%Y-%m-%d-%H%M%S}"
+
+
+def with_steps(overrides: Sequence[str] | None, steps: Steps, *instead_of: str) -> list[str]:
+    """The overrides, and this number of steps; `instead_of` are overrides that unset what would contradict it."""
+    given = list(overrides or ())
+    return given if steps is None else [*given, *instead_of, f"steps={steps}"]
 
 
 @dataclass(frozen=True)
@@ -199,11 +207,11 @@ class Session[C: BaseRunConfig | EvaluateConfig, A: RunActors | EvaluationActors
     @contextmanager
     def time(self, stage: str) -> Iterator[Timer]:
         """Add the block's seconds to the stage."""
-        timer = Timer()
+        timer, started = Timer(), time.monotonic()
         try:
             yield timer
         finally:
-            timer.stop()
+            timer.seconds = time.monotonic() - started
             self.seconds[stage] += timer.seconds
 
     def record(self, step: int, metrics: dict[str, float]) -> None:
@@ -299,12 +307,8 @@ class Step:
         return result
 
 
+@dataclass
 class Timer:
-    """Seconds from construction to `stop`."""
+    """What `Session.time` yields; `seconds` are known at the end of the block."""
 
-    def __init__(self) -> None:
-        self._started = time.monotonic()
-        self.seconds = 0.0
-
-    def stop(self) -> None:
-        self.seconds = time.monotonic() - self._started
+    seconds: float = 0.0

@@ -13,8 +13,7 @@ from prefect import flow
 from configs.loader import load
 from configs.sft import SftConfig
 from flows.early_stopping import EarlyStopping
-from flows.parameters import Steps, with_steps
-from flows.session import run_name
+from flows.session import Steps, run_name, with_steps
 from flows.sft_session import SftSession
 
 

@@ -18,6 +18,7 @@ Which stages run again after a failure of the infrastructure (`transient`):
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Concatenate, cast
 
@@ -28,11 +29,9 @@ from prefect.client.schemas import State, TaskRun
 from prefect.states import Cancelled
 from prefect.utilities.annotations import quote
 
-from actors import names
 from actors.data_plane.interface import DataPlaneGoneError
 from actors.generation.types import GenerationTimeoutError
-from actors.policy.group import PolicyGroup
-from actors.policy.turns import Turn, WithdrawnError
+from actors.policy.turns import WithdrawnError
 from actors.waiting import ActorTimeoutError, find, wait
 
 # A stage is neither cached nor persisted: its effect lies in the actors and the data plane, not in its small result.
@@ -77,22 +76,14 @@ def ask[A, **P, R](
     return value
 
 
-def ask_in_turn[**P, R](
-    namespace: str, turn: Turn | None, timeout_s: float, method: Callable[Concatenate[PolicyGroup, P], R], *args: P.args, **kwargs: P.kwargs
-) -> R | State:
-    """Call a stage of the policy group, which may be sent before it is its turn. To be returned by a task as it is.
+def withdrawable[**P, R](stage: Callable[P, R]) -> Callable[P, R | State]:
+    """For the function of a task: when the stage is withdrawn, its task run ends as Cancelled."""
 
-    Args:
-        timeout_s: of one stage; those before it take their own time.
+    @functools.wraps(stage)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R | State:
+        try:
+            return stage(*args, **kwargs)
+        except WithdrawnError as error:
+            return Cancelled(message=str(error))
 
-    Returns:
-        The stage's result; or, of a stage that was withdrawn, the state that its task run ends in.
-
-    Raises:
-        ActorGoneError, ActorTimeoutError: as `ask`.
-    """
-    patience = turn.patience if turn else 1
-    try:
-        return ask(namespace, names.POLICY, timeout_s * patience, method, *args, **kwargs)
-    except WithdrawnError as error:
-        return Cancelled(message=str(error))
+    return run

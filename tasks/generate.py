@@ -6,15 +6,12 @@ from uuid import UUID
 
 from prefect import get_run_logger, task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
-from prefect.client.schemas import State
-from prefect.states import Cancelled
 
 from actors import names
-from actors.policy.turns import WithdrawnError
 from actors.rollout.collector import Collector
 from actors.rollout.ledger_actor import LedgerActor
 from actors.rollout.samples import Progress
-from tasks.call import STAGE, ask
+from tasks.call import STAGE, ask, withdrawable
 
 _EVERY_S = 3.0  # between updates of the artifact
 _ANSWER_S = 60.0
@@ -25,7 +22,8 @@ class GenerationEndedError(RuntimeError):
 
 
 @task(name="generate", task_run_name="generate", **STAGE)
-def generate(namespace: str, groups: int) -> dict[str, float] | State:
+@withdrawable
+def generate(namespace: str, groups: int) -> dict[str, float]:
     """Generate until `stop_generating`. Returns groups and tokens in all, and per second.
 
     Args:
@@ -34,13 +32,6 @@ def generate(namespace: str, groups: int) -> dict[str, float] | State:
     Raises:
         GenerationEndedError: the collector gave up. ActorGoneError, ActorTimeoutError: it is lost.
     """
-    try:
-        return _watch(namespace, groups)
-    except WithdrawnError as error:
-        return Cancelled(message=str(error))
-
-
-def _watch(namespace: str, groups: int) -> dict[str, float]:
     logger = get_run_logger()
     ask(namespace, names.COLLECTOR, _ANSWER_S, Collector.begin_generating)
     artifact = create_progress_artifact(progress=0.0, key="grpo-rollout", description="generation has begun")

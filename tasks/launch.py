@@ -69,12 +69,14 @@ class EvaluationActors:
 def planned_actors(config: RunConfig) -> list[tuple[str, str]]:
     """(name, what it does) of every actor that `launch` would start."""
     engine = f"vLLM, {config.generation.executor}, {config.generation.dtype}"
+    rules = config.ledger
+    groups = rules.capacity(config.rollout.prompts_per_step)
     return [
         ("placement", _planned_placement(config)),
         _planned_data_plane(config),
         *((name, engine) for name in names.engines(config.generation.num_engines)),
         _planned_rewards(config),
-        _planned_ledger(config),
+        (names.LEDGER, f"{groups} groups at most, {rules.sampler}, at most {rules.max_trajectory_age_steps} steps old when trained"),
         (names.COLLECTOR, f"{config.rollout.prompts_per_step} prompts x {config.rollout.responses_per_prompt} responses a step"),
         *_planned_policy(config.policy),
     ]
@@ -111,12 +113,6 @@ def _planned_placement(config: RunConfig) -> str:
 
 def _planned_data_plane(config: BaseRunConfig) -> tuple[str, str]:
     return "data plane", f"TransferQueue: a controller and {config.data_plane.num_storage_units} storage unit(s)"
-
-
-def _planned_ledger(config: RunConfig) -> tuple[str, str]:
-    rules = config.ledger
-    groups = rules.capacity(config.rollout.prompts_per_step)
-    return names.LEDGER, f"{groups} groups at most, {rules.sampler}, at most {rules.max_trajectory_age_steps} steps old when trained"
 
 
 def _planned_policy(policy: PolicyConfig) -> list[tuple[str, str]]:
@@ -166,23 +162,19 @@ def launch(config: RunConfig, model_path: str, namespace: str) -> RunActors:
         # The engine takes longest, so it goes first.
         engines = names.engines(config.generation.num_engines)
         options = _computing(_side_by_side(config, config.generation.num_engines), placement.engine)
-        _start_engines(start.handles, config, model_path, namespace, engines, options)
-        start.environment(config, config.environment, config.rollout.max_new_tokens)
+        start.engines(engines, model_path, options)
+        start.environment(config.environment, config.rollout.max_new_tokens)
         address = start.data_plane()
         options = _computing(_side_by_side(config, config.policy.parallel.world_size), placement.worker)
         start.policy(model_path, config.optimizer, config.rollout.temperature, longest_sample(config, model_path), options, placement.refit)
-        start.ledger(config, address)
+        start.ledger(address)
         start.actor(names.COLLECTOR, Collector, config, model_path, namespace, engines, names.ENVIRONMENT, address, threads=4)
     return RunActors(namespace, address, engines, start.ready)
 
 
 @task(name="launch", task_run_name="launch-actors", **STAGE)
 def launch_sft(config: SftConfig, model_path: str, namespace: str, data: SupervisedData) -> RunActors:
-    """Start every actor of an `sft` run at once, and wait until all can work.
-
-    Raises:
-        ActorGoneError, ActorTimeoutError: one died or was not ready in time; the message names it. What did start is ended.
-    """
+    """Start every actor of an `sft` run at once, and wait until all can work. Raises: as `launch`."""
     with _starting(namespace, config) as start:
         address = start.data_plane()
         options = _computing(config.policy.parallel.world_size)
@@ -193,18 +185,13 @@ def launch_sft(config: SftConfig, model_path: str, namespace: str, data: Supervi
 
 @task(name="launch", task_run_name="launch-engines", **STAGE)
 def launch_engines(config: EvaluateConfig, namespace: str) -> EvaluationActors:
-    """Start the engines of all models at once (starting takes longest), and wait until all can work.
-
-    Raises:
-        ActorGoneError, ActorTimeoutError: one died or was not ready in time; the message names it. What did start is ended.
-    """
+    """Start the engines of all models at once (starting takes longest), and wait until all can work. Raises: as `launch`."""
     with _starting(namespace, config) as start:
-        total = len(config.models) * config.generation.num_engines
-        options = _computing(total)
+        options = _computing(len(config.models) * config.generation.num_engines)
         found = {label: names.engines(config.generation.num_engines, label) for label in config.models}
         for label, path in config.models.items():
-            _start_engines(start.handles, config, path, namespace, found[label], options)
-        start.environment(config, config.source, config.sampling.max_new_tokens)
+            start.engines(found[label], path, options)
+        start.environment(config.source, config.sampling.max_new_tokens)
     return EvaluationActors(found, start.ready)
 
 
@@ -218,11 +205,16 @@ class _Starting:
         self.ready: dict[str, str] = {}
 
     def actor(self, name: str, cls: Callable[..., Any], *arguments: Any, threads: int = 1) -> None:
-        options = {"name": name, "namespace": self._namespace, "num_cpus": 0, "max_concurrency": threads}
-        self.handles[name] = ray.remote(cls).options(**options).remote(*arguments)
+        self._add(name, ray.remote(cls), *arguments, num_cpus=0, max_concurrency=threads)
 
-    def environment(self, config: ScoredConfig, source: EnvironmentConfig, max_new_tokens: int) -> None:
+    def engines(self, engines: list[str], model_path: str, options: dict[str, Any]) -> None:
+        engine, ends, config = engine_actor_class(), end_token_ids(model_path), self._config
+        for index, name in enumerate(engines):
+            self._add(name, engine, config.generation, model_path, config.seed + index, ends, **options)
+
+    def environment(self, source: EnvironmentConfig, max_new_tokens: int) -> None:
         """Secrets are looked up here, in the flow's process: actors may be elsewhere."""
+        config = self._config
         keys = {
             reward.label: resolve(reward.api_key, f"rewards.{reward.label}.api_key")
             for reward in config.paid
@@ -237,18 +229,17 @@ class _Starting:
         source = source.model_copy(update={"options": resolve(source.options, "environment.options")})
         self.actor(
             names.ENVIRONMENT, EnvironmentActor,
-            source, rewards, config.scoring, self._config.seed, max_new_tokens, keys,
+            source, rewards, config.scoring, config.seed, max_new_tokens, keys,
             threads=SCORING_THREADS,
         )  # fmt: skip
 
-    def ledger(self, config: RunConfig, address: DataPlaneAddress) -> None:
-        self.handles[names.LEDGER] = (
-            ledger_actor_class()
-            .options(name=names.LEDGER, namespace=self._namespace, num_cpus=0)
-            .remote(
-                config.ledger, config.rollout.prompts_per_step, 0, "train",
-                partial(connect, address, timeout_s=config.data_plane.timeout_s), partial(look_for, names.COLLECTOR, self._namespace),
-            )
+    def ledger(self, address: DataPlaneAddress) -> None:
+        config = self._config
+        self._add(
+            names.LEDGER, ledger_actor_class(),
+            config.ledger, config.rollout.prompts_per_step, 0, "train",
+            partial(connect, address, timeout_s=config.data_plane.timeout_s), partial(look_for, names.COLLECTOR, self._namespace),
+            num_cpus=0,
         )  # fmt: skip
 
     def data_plane(self) -> DataPlaneAddress:
@@ -266,6 +257,9 @@ class _Starting:
             options, longest, refit,
             threads=_POLICY_THREADS,
         )  # fmt: skip
+
+    def _add(self, name: str, remote_class: Any, *arguments: Any, **options: Any) -> None:
+        self.handles[name] = remote_class.options(name=name, namespace=self._namespace, **options).remote(*arguments)
 
 
 @contextmanager
@@ -291,21 +285,6 @@ def stop(namespace: str, address: DataPlaneAddress | None = None) -> None:
         ray.kill(handle)
     if address is not None:
         queue.stop(address)
-
-
-def _start_engines(
-    handles: dict[str, Any],
-    config: RunConfig | EvaluateConfig,
-    model_path: str,
-    namespace: str,
-    engines: list[str],
-    options: dict[str, Any],
-) -> None:
-    engine, ends = engine_actor_class(), end_token_ids(model_path)
-    for index, name in enumerate(engines):
-        handles[name] = engine.options(name=name, namespace=namespace, **options).remote(
-            config.generation, model_path, config.seed + index, ends
-        )
 
 
 def _side_by_side(config: RunConfig, own: int) -> int:

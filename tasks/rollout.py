@@ -11,13 +11,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from prefect import get_run_logger, task
-from prefect.client.schemas import State
-from prefect.states import Cancelled
 from pydantic import BaseModel, ConfigDict
 
 from actors import names
 from actors.data_plane.meta import KVBatchMeta
-from actors.policy.turns import WithdrawnError
 from actors.rollout.collector import Collector
 from actors.rollout.ledger import Claim
 from actors.rollout.ledger_actor import LedgerActor
@@ -25,7 +22,7 @@ from actors.rollout.samples import Sample, SlowSample
 from configs.staleness import AsyncConfig
 from tasks import events
 from tasks.advantage import by_group, zero_variance
-from tasks.call import STAGE, ask
+from tasks.call import STAGE, ask, withdrawable
 from tasks.data_plane import data_plane_metrics
 
 _ANSWER_S = 60.0  # beyond a claim's own wait
@@ -48,7 +45,8 @@ class Rollout(BaseModel):
 
 
 @task(name="rollout", task_run_name="rollout-{step}", **STAGE)
-def rollout(namespace: str, step: int, groups: int, rules: AsyncConfig, replaces: bool) -> Rollout | State:
+@withdrawable
+def rollout(namespace: str, step: int, groups: int, rules: AsyncConfig, replaces: bool) -> Rollout:
     """Wait for `groups` groups and take them.
 
     Args:
@@ -59,10 +57,30 @@ def rollout(namespace: str, step: int, groups: int, rules: AsyncConfig, replaces
     Raises:
         LedgerStalledError: they will not come. ActorGoneError, ActorTimeoutError: the ledger or the collector is lost.
     """
-    try:
-        return _taken(namespace, groups, rules, replaces)
-    except WithdrawnError as error:
-        return Cancelled(message=str(error))
+    taken, metrics = _wait_for(namespace, groups, rules)
+    claims, dropped = [taken], 0
+    while replaces and len(claims) < rules.most_claims_per_step:
+        dead = sorted({claims[-1].meta.tags[rows[0]]["prompt_uid"] for rows in zero_variance(claims[-1].meta)})
+        if not dead:
+            break
+        ask(namespace, names.LEDGER, _ANSWER_S, LedgerActor.drop, dead, "zero_variance")
+        get_run_logger().info("%d of %d groups have no reward variance; taking others", len(dead), len(claims[-1].uids))
+        claims[-1] = _without(claims[-1], dead)
+        taken, metrics = _wait_for(namespace, len(dead), rules)
+        claims.append(taken)
+        dropped += len(dead)
+    meta = KVBatchMeta.concat([taken.meta for taken in claims])
+    report = ask(namespace, names.COLLECTOR, _ANSWER_S, Collector.report)
+    return Rollout(
+        meta=meta,
+        uids=tuple(uid for taken in claims for uid in taken.uids),
+        samples=report.samples,
+        slowest=report.slowest,
+        metrics=metrics
+        | report.metrics
+        | {"groups/replaced": float(dropped)}
+        | staleness([age for taken in claims for age in taken.ages], meta),
+    )
 
 
 @task(name="settle", task_run_name="clear-{step}", **STAGE)
@@ -98,33 +116,6 @@ def staleness(ages: Sequence[int], meta: KVBatchMeta) -> dict[str, float]:
         "weight_versions/max": float(max(versions)),
         "weight_versions/mixed": sum(version > 1 for version in versions) / len(versions),
     }
-
-
-def _taken(namespace: str, groups: int, rules: AsyncConfig, replaces: bool) -> Rollout:
-    taken, metrics = _wait_for(namespace, groups, rules)
-    claims, dropped = [taken], 0
-    while replaces and len(claims) < rules.most_claims_per_step:
-        dead = sorted({claims[-1].meta.tags[rows[0]]["prompt_uid"] for rows in zero_variance(claims[-1].meta)})
-        if not dead:
-            break
-        ask(namespace, names.LEDGER, _ANSWER_S, LedgerActor.drop, dead, "zero_variance")
-        get_run_logger().info("%d of %d groups have no reward variance; taking others", len(dead), len(claims[-1].uids))
-        claims[-1] = _without(claims[-1], dead)
-        taken, metrics = _wait_for(namespace, len(dead), rules)
-        claims.append(taken)
-        dropped += len(dead)
-    meta = KVBatchMeta.concat([taken.meta for taken in claims])
-    report = ask(namespace, names.COLLECTOR, _ANSWER_S, Collector.report)
-    return Rollout(
-        meta=meta,
-        uids=tuple(uid for taken in claims for uid in taken.uids),
-        samples=report.samples,
-        slowest=report.slowest,
-        metrics=metrics
-        | report.metrics
-        | {"groups/replaced": float(dropped)}
-        | staleness([age for taken in claims for age in taken.ages], meta),
-    )
 
 
 def _wait_for(namespace: str, groups: int, rules: AsyncConfig) -> tuple[Claim, dict[str, float]]:

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from prefect import task
-from prefect.client.schemas import State
 
 from actors import names
 from actors.data_plane.meta import KVBatchMeta
 from actors.policy.group import PolicyGroup
 from actors.policy.turns import Turn
 from configs.policy import OptimizerConfig
-from tasks.call import STAGE, ask, ask_in_turn
+from tasks.call import STAGE, ask, withdrawable
 
 _ANSWER_S = 60.0
 
 
 @task(name="train", task_run_name="train-{step}", **STAGE)
-def train(
-    namespace: str, step: int, meta: KVBatchMeta, objective: str, timeout_s: float, turn: Turn | None = None
-) -> dict[str, float] | State:
+@withdrawable
+def train(namespace: str, step: int, meta: KVBatchMeta, objective: str, timeout_s: float, turn: Turn) -> dict[str, float]:
     """One step: `PolicyGroup.train`.
 
     Args:
-        turn: inside a step: the stages that it comes after.
+        timeout_s: of one stage; those that it comes after take their own time.
     """
-    return ask_in_turn(namespace, turn, timeout_s, PolicyGroup.train, meta, objective, turn)
+    return ask(namespace, names.POLICY, timeout_s * turn.patience, PolicyGroup.train, meta, objective, turn)
 
 
 def withdraw(namespace: str, step: int) -> None:

@@ -137,7 +137,7 @@ def test_wrong_data_is_wrong_the_second_time_too(server: str, actor: Callable[..
 
 def test_a_stage_that_is_not_needed_calls_nobody(server: str) -> None:
     def work() -> str | None:
-        skipped = logprob.submit("nobody", 1, quote(None), 30.0, "not needed")
+        skipped = logprob.submit("nobody", 1, quote(None), "policy_logprobs", 30.0, "not needed")
         skipped.wait()
         return skipped.state.name
 
