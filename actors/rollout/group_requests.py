@@ -12,10 +12,9 @@ from configs.rollout import RolloutConfig
 
 
 def group_requests(group: PromptGroup, rollout: RolloutConfig, seed: int) -> list[GenerationRequest]:
-    """One request per row of a training group."""
-    rows = range(len(group.reservation.keys))
+    """One request for each response that a training group lacks."""
     sampling = rollout.max_new_tokens, rollout.temperature, rollout.top_p
-    return [seeded_request(seed, request_id(group.uid, row), group.prompt, *sampling) for row in rows]
+    return [seeded_request(seed, request_id(group.uid, row), group.prompt, *sampling) for row in group.lacking()]
 
 
 def seeded_request(seed: int, name: str, prompt: list[int], max_new_tokens: int, temperature: float, top_p: float) -> GenerationRequest:

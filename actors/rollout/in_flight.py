@@ -33,7 +33,11 @@ class PromptGroup:
 
     def missing(self) -> list[str]:
         """Request ids of the responses that are still being generated."""
-        return [request_id(self.uid, row) for row in range(len(self.reservation.keys)) if row not in self.results]
+        return [request_id(self.uid, row) for row in self.lacking()]
+
+    def lacking(self) -> list[int]:
+        """Rows that have no response yet."""
+        return [row for row in range(len(self.reservation.keys)) if row not in self.results]
 
 
 class InFlight:
@@ -50,8 +54,12 @@ class InFlight:
         """Of the groups in flight, the oldest first."""
         return tuple(self._groups)
 
+    def groups(self) -> tuple[PromptGroup, ...]:
+        """The groups in flight, the oldest first."""
+        return tuple(self._groups.values())
+
     def add(self, group: PromptGroup) -> None:
-        """Requests of this group are about to be submitted.
+        """Requests of this group are about to be submitted, for the responses that it lacks.
 
         Raises:
             ValueError: the uid is in flight already.
@@ -59,7 +67,7 @@ class InFlight:
         if group.uid in self._groups:
             raise ValueError(f"group {group.uid!r} is in flight already")
         self._groups[group.uid] = group
-        self._rows |= {request_id(group.uid, row): (group.uid, row) for row in range(len(group.reservation.keys))}
+        self._rows |= {request_id(group.uid, row): (group.uid, row) for row in group.lacking()}
 
     def finish(self, results: Iterable[GenerationResult]) -> list[PromptGroup]:
         """Take responses in. Returns the groups that are complete now, and in flight no more.

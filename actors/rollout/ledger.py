@@ -34,7 +34,7 @@ from pydantic import TypeAdapter
 
 from actors.data_plane.meta import KVBatchMeta, mint_key
 from actors.rollout.staleness import Admission, BufferState, Group, GroupState, Refusal, StalenessSampler
-from actors.rollout.transitions import Admitted, Announced, Cancelled, Claimed, Committed, Ended, Released, Transition
+from actors.rollout.transitions import Admitted, Announced, Cancelled, Claimed, Committed, Ended, Reissued, Released, Transition
 
 _GROUPS = TypeAdapter(list[Group])
 
@@ -163,6 +163,25 @@ class Ledger:
         self._record(*gone)
         self._last_failure = reason
         return tuple(end.uid for end in gone)
+
+    def reissue(self, kept: Mapping[str, int]) -> tuple[Admitted, ...]:
+        """After `restore`: every group in flight is generated again, under keys of its next attempt.
+
+        Cancelled groups end, and claimed ones are released: who had them is gone.
+
+        Args:
+            kept: of the groups that keep responses, by uid, the lowest weight version of their tokens.
+
+        Returns:
+            The new places, in order of admission. A place's version is the group's start version: that of the oldest token that it
+            keeps, or the present one.
+        """
+        state = self._state()
+        self._record(*(Ended(group.uid, group.evicted) for group in state.having("cancelled")))
+        self.release(group.uid for group in state.having("claimed"))
+        places = [self._again(group, kept.get(group.uid, self._version)) for group in state.having("in_flight")]
+        self._record(*places)
+        return tuple(Admitted(new.uid, new.keys, new.version, self._groups[new.uid].target_version) for new in places)
 
     def cancelled(self) -> tuple[str, ...]:
         """Groups whose generation can be stopped: a commit would be refused. Each waits for its `fail` (or commit)."""
@@ -360,6 +379,9 @@ class Ledger:
             case Admitted(uid, keys, version, target):
                 self._groups[uid] = Group(uid, keys, "in_flight", version, target, now)
                 self._counts["admitted"] += 1
+            case Reissued(uid, keys, version, attempt):
+                self._groups[uid] = replace(self._groups[uid], keys=keys, start_version=version, attempt=attempt, since=now)
+                self._counts["reissued"] += 1
             case Committed(uid):
                 self._groups[uid] = self._stored(change)
                 self._counts["committed"] += 1
@@ -379,6 +401,11 @@ class Ledger:
                 self._trained_now += how == "trained" and group.claimed_version == self._version
             case Announced(version):
                 self._version, self._trained_now = version, 0
+
+    def _again(self, group: Group, version: int) -> Reissued:
+        attempt = group.attempt + 1
+        keys = tuple(mint_key(version, group.uid, row, attempt) for row in range(len(group.keys)))
+        return Reissued(group.uid, keys, version, attempt)
 
     def _stored(self, change: Committed) -> Group:
         return replace(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -168,6 +168,21 @@ class LedgerActor:
         with self._change():
             self._writer_gave_up, self._writer_error = reason, error
             return self._buffer.abandon(reason)
+
+    # ---- checkpoints ----
+
+    def state(self) -> dict[str, Any]:
+        """As `Ledger.state`."""
+        with self._changed:
+            self._open()
+            return self._buffer.state()
+
+    def restore(self, state: Mapping[str, Any], kept: Mapping[str, int]) -> tuple[Admitted, ...]:
+        """As `Ledger.restore`, and then `Ledger.reissue`."""
+        with self._change():
+            self._buffer.restore(state)
+            self._told = set()
+            return self._buffer.reissue(kept)
 
     # ---- the trainer's side ----
 

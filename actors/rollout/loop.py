@@ -18,8 +18,11 @@ import pickle
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
 from typing import Any
 
 import ray
@@ -29,17 +32,18 @@ from actors.environments.scoring.verdict import Verdict
 from actors.environments.scoring.verdict import metrics as scoring_metrics
 from actors.generation.pool import EnginePool
 from actors.generation.types import EngineDiedError, GenerationRequest
+from actors.rollout.cut import RolloutState
 from actors.rollout.in_flight import InFlight, PromptGroup
 from actors.rollout.ledger_actor import Places
 from actors.rollout.prompts import DrawnPrompt, PromptStream
 from actors.rollout.samples import SLOWEST, Progress, Sample, SlowSample, StepReport, slowest
-from actors.rollout.scoring import Scoring, Written, observe, shown
-from actors.rollout.transitions import Committed
+from actors.rollout.scoring import Finished, Scoring, observe
+from actors.rollout.transitions import Admitted, Committed
 from actors.waiting import ActorTimeoutError, wait
+from configs.deadlines import LEDGER_CALL_S
 
 _POLL_S = 0.1  # longest wait for one thing before a look at the others
 _PLACE_S = 1.0  # longest wait of one `reserve`, inside the ledger
-_CALL_S = 60.0  # longest wait for an answer of the ledger
 _JOIN_S = 30.0
 _DOING = {"generate": "time/generate", "score": "time/score_and_store", "idle": "idle/generator_s"}  # and the metric of its seconds
 
@@ -69,6 +73,7 @@ class RolloutLoop:
         rows: number of responses per prompt.
         ledger: handle of the ledger's actor.
         shown: largest number of samples in a report.
+        resumed: what it goes on from; the ledger, the stream and the data plane are there already.
     """
 
     def __init__(
@@ -82,16 +87,19 @@ class RolloutLoop:
         ledger: Any,
         pace: Pace,
         shown: int,
+        resumed: RolloutState | None = None,
     ) -> None:
         self._stream, self._requests, self._rows, self._pace = stream, requests, rows, pace
         self._pool, self._scoring, self._ledger = pool, scoring, ledger
         self._flying = InFlight()
         self._drawn: deque[DrawnPrompt] = deque()
-        self._begun: dict[str, Written | None] = {}  # groups in the order of drawing, until those before them are noted
+        self._begun: dict[str, Finished | None] = {}  # groups in the order of drawing, until those before them are noted
         self._prompt_metrics: dict[str, float] = {}
         self._asked: Any = None  # the pending call of `reserve`
         self._asked_at = 0.0
         self._known_dead: set[str] = set()
+        self._resumed = resumed
+        self._cuts: SimpleQueue[Future[RolloutState]] = SimpleQueue()
         self._stopping, self._ended = threading.Event(), threading.Event()
         self._lock = threading.Lock()  # of all that follows, which other threads read
         self._began = time.monotonic()
@@ -136,6 +144,25 @@ class RolloutLoop:
             self._samples, self._slowest, self._verdicts = [], (), []
         return StepReport(samples=samples, slowest=slow, metrics=metrics | scoring_metrics(verdicts) | self._prompt_metrics)
 
+    def cut(self, timeout_s: float) -> RolloutState:
+        """Everything between a drawn prompt and its commit, as it stands between two turns. Engines go on meanwhile.
+
+        Args:
+            timeout_s: longest wait for the end of a turn.
+
+        Raises:
+            RuntimeError: the loop has ended. ActorTimeoutError: the thread is stuck in a call.
+        """
+        wanted: Future[RolloutState] = Future()
+        self._cuts.put(wanted)
+        deadline = time.monotonic() + timeout_s
+        while not self._ended.is_set() and time.monotonic() < deadline:
+            with suppress(TimeoutError):
+                return wanted.result(_POLL_S)
+        if not self._ended.is_set():
+            raise ActorTimeoutError(f"cut: generation did not come to the end of its turn within {timeout_s:.0f} s")
+        raise RuntimeError(f"cut: generation has ended: {self._error or 'it was stopped'}")
+
     def stop(self) -> None:
         """Abort what runs and end. Idempotent.
 
@@ -155,11 +182,13 @@ class RolloutLoop:
             self._ask("begin_writing")
             while not self._stopping.is_set():
                 try:
+                    self._go_on()
                     self._admit()
                     self._gather()
                 except EngineDiedError as error:
                     self._do_without(error)
                 self._store()
+                self._hand_out_cuts()
             self._pool.abort([lost for uid in self._flying.uids() for lost in self._flying.remove(uid)])
         except Exception as error:  # noqa: BLE001  (whatever it is, the trainer must hear of it)
             why, cause = f"{type(error).__name__}: {error}", _portable(error)
@@ -168,6 +197,39 @@ class RolloutLoop:
         finally:
             self._abandon(why, cause)
             self._ended.set()
+
+    def _go_on(self) -> None:
+        """Begin with what a checkpoint had, once."""
+        if self._resumed is None:
+            return
+        state, self._resumed = self._resumed, None
+        self._drawn += state.drawn
+        self._begun |= state.begun
+        self._scoring.begin(state.scoring)
+        for group in state.flying:
+            self._flying.add(group)
+        self._note()
+        self._count()
+        self._pool.submit([request for group in state.flying for request in self._requests(group)])
+
+    def _hand_out_cuts(self) -> None:
+        while not self._cuts.empty():
+            self._cuts.get().set_result(self._state())
+
+    def _state(self) -> RolloutState:
+        ledger = self._ask("state")
+        # The ledger may have given places that the pending `reserve` has not told yet.
+        held = {group["uid"]: group for group in ledger["groups"]}
+        given = [drawn for drawn in self._drawn if drawn.uid in held]
+        unseen = [PromptGroup(drawn.problem, drawn.token_ids, _place(held[drawn.uid])) for drawn in given]
+        return RolloutState(
+            ledger=ledger,
+            stream=self._stream.state(),
+            drawn=tuple(drawn for drawn in self._drawn if drawn.uid not in held),
+            flying=(*(replace(group, results=dict(group.results)) for group in self._flying.groups()), *unseen),
+            scoring=self._scoring.groups(),
+            begun=self._begun | {group.uid: None for group in unseen},
+        )
 
     def _admit(self) -> None:
         """Begin as many groups as there are places. The pending `reserve` waits inside the ledger, so waiting costs no further calls."""
@@ -199,11 +261,11 @@ class RolloutLoop:
             self._asked_at = time.monotonic()
         ready, _ = ray.wait([self._asked], timeout=wait_s)
         if not ready:
-            if time.monotonic() > self._asked_at + _PLACE_S + _CALL_S:
-                raise ActorTimeoutError(f"reserve: no answer from {names.LEDGER} within {_PLACE_S + _CALL_S:.0f} s")
+            if time.monotonic() > self._asked_at + _PLACE_S + LEDGER_CALL_S:
+                raise ActorTimeoutError(f"reserve: no answer from {names.LEDGER} within {_PLACE_S + LEDGER_CALL_S:.0f} s")
             return None
         asked, self._asked = self._asked, None
-        places: Places = wait(asked, who=names.LEDGER, what="reserve", timeout_s=_CALL_S)
+        places: Places = wait(asked, who=names.LEDGER, what="reserve", timeout_s=LEDGER_CALL_S)
         return places
 
     def _gather(self) -> None:
@@ -233,7 +295,7 @@ class RolloutLoop:
         if not scored:
             return
         for done in scored:
-            self._begun[done.group.uid] = done
+            self._begun[done.group.uid] = Finished.of(done)
         self._note()
         for done in scored:
             if done.meta is None:
@@ -252,17 +314,18 @@ class RolloutLoop:
 
     def _note(self) -> None:
         """Pass finished groups to the curriculum and the next report, in the order of drawing."""
-        noted: list[Written] = []
-        while self._begun and (done := self._begun[next(iter(self._begun))]) is not None:
-            noted.append(self._begun.pop(done.group.uid) or done)
+        noted: list[Finished] = []
+        while self._begun and (done := self._begun[uid := next(iter(self._begun))]) is not None:
+            del self._begun[uid]
+            noted.append(done)
             observe(self._stream, done)
-        found = [SlowSample.of(done.group.problem.uid, verdict) for done in noted for verdict in done.verdicts]
+        found = [SlowSample.of(done.problem.uid, verdict) for done in noted for verdict in done.verdicts]
         with self._lock:
             self._prompt_metrics = self._stream.metrics()
             self._verdicts += [verdict for done in noted for verdict in done.verdicts]
             self._slowest = slowest((*self._slowest, *found), SLOWEST)
             room = self._shown - len(self._samples)
-            self._samples += [shown(done) for done in noted if done.meta is not None][:room]
+            self._samples += [done.sample for done in noted if done.sample is not None][:room]
 
     def _fail(self, uid: str, reason: str) -> None:
         self._pool.abort(self._flying.remove(uid))
@@ -277,7 +340,7 @@ class RolloutLoop:
             self._say(f"the ledger was not told that generation ended: {error}")
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        return wait(getattr(self._ledger, method).remote(*arguments), who=names.LEDGER, what=method, timeout_s=_CALL_S)
+        return wait(getattr(self._ledger, method).remote(*arguments), who=names.LEDGER, what=method, timeout_s=LEDGER_CALL_S)
 
     def _count(self) -> None:
         """What others may read of the groups in flight, and of what is being done."""
@@ -293,6 +356,10 @@ class RolloutLoop:
     def _say(self, line: str) -> None:
         with self._lock:
             self._log.append(line)
+
+
+def _place(group: Mapping[str, Any]) -> Admitted:
+    return Admitted(group["uid"], tuple(group["keys"]), group["start_version"], group["target_version"])
 
 
 def _portable(error: Exception) -> Exception | None:

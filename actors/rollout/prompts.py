@@ -269,6 +269,18 @@ class PromptStream:
                 )
         return drawn
 
+    def number(self, uid: str) -> int | None:
+        """The number, in its split, of the problem that was drawn as `uid`; None: it was streamed, and cannot be asked for again."""
+        return None if self._streamed is not None else int(uid.rpartition(".")[2])
+
+    def again(self, number: int, level: int | None) -> Problem:
+        """A numbered problem as it was drawn, at the level of the curriculum then.
+
+        Raises:
+            IndexError: there is no such problem.
+        """
+        return self._numbered(number, level)
+
     def observe(self, problem: Problem, accuracy: float) -> None:
         """Tell the curriculum, if there is one, which part of a drawn problem's responses are right. See `Curriculum.observe`."""
         if self._curriculum is not None:
@@ -321,13 +333,13 @@ class PromptStream:
             uid, problem = f"s{self.position}", self._streamed.next_train()
         else:
             epoch, index = next(self._order)
-            uid, problem = f"{epoch}.{index}", self._numbered(index)
+            level = None if self._curriculum is None else self._curriculum.level
+            uid, problem = f"{epoch}.{index}", self._numbered(index, level)
         self.position += 1
         return uid, problem
 
-    def _numbered(self, index: int) -> Problem:
-        if self._curriculum is None:
+    def _numbered(self, index: int, level: int | None) -> Problem:
+        if level is None:
             return self._problems.problem("train", index)
-        level = self._curriculum.level
         problem = self._leveled.problem_at(level, "train", index)
         return replace(problem, columns={**problem.columns, LEVEL: level})
