@@ -20,7 +20,8 @@ from tasks.call import quoted
 from tasks.checkpoint import checkpoint
 from tasks.clear import clear
 from tasks.cluster import cluster
-from tasks.launch import RunActors, launch_sft, logical_cpus, logical_gpus, planned_sft_actors
+from tasks.handles import RunActors
+from tasks.launch import launch_sft, logical_cpus, logical_gpus, planned_sft_actors
 from tasks.reporting.checkpoints import Checkpoints
 from tasks.reporting.run_dir import point
 from tasks.supervised import measure_samples, supervised_batch, validation_loss

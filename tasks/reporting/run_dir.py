@@ -44,10 +44,10 @@ class RunDirectory:
         link = parent / _LATEST
         if link.exists() and not link.is_symlink():
             raise FileExistsError(f"{link} is not a symbolic link: move it away, the link to the last run goes there")
-        root = _claim(parent, name)
+        directory = cls(_claim(parent, name))
         if latest:
-            point(link, root)
-        return cls(root)
+            point_latest(directory)
+        return directory
 
     @property
     def config(self) -> Path:
@@ -105,6 +105,11 @@ def _claim(parent: Path, name: str) -> Path:
             number += 1
         else:
             return root
+
+
+def point_latest(directory: RunDirectory) -> None:
+    """Have `latest` point to the run."""
+    point(directory.root.parent / _LATEST, directory.root)
 
 
 def point(link: Path, target: Path) -> None:
