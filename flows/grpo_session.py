@@ -13,7 +13,7 @@ from prefect.futures import PrefectFuture
 from actors.data_plane.meta import KVBatchMeta
 from actors.generation.types import UpdateMode, UpdateOptions
 from actors.preflight import check, prepare_model
-from actors.rollout.samples import SlowSample, Validation
+from actors.rollout.samples import Sample, SlowSample, Validation
 from actors.rollout.validation import OWN_SET
 from actors.waiting import ActorGoneError, ActorTimeoutError
 from configs.policy import OptimizerConfig
@@ -30,7 +30,7 @@ from tasks.handles import RunActors
 from tasks.launch import launch, planned_actors
 from tasks.logprob import POLICY_LOGPROBS, REFERENCE_LOGPROBS, logprob, ref_logprob
 from tasks.refit import refit
-from tasks.reporting.samples import Phase, Sample, SamplesWriter
+from tasks.reporting.samples import Phase, SamplesWriter
 from tasks.reporting.slowest import SlowestWriter
 from tasks.reporting.summary import SetAccuracy
 from tasks.reporting.text import estimate
