@@ -4,6 +4,8 @@ Admitted ─► Committed ─► Claimed ─► Ended("trained")
    │            ▲            │
    │            └─ Released ─┘
    └─► Cancelled ─► Ended("evicted/..")            Ended(how) may follow any of them; Announced is of the whole ledger
+
+After a resume, Reissued follows Admitted (or Reissued) for each group that was in flight at the cut.
 """
 
 from __future__ import annotations
@@ -39,6 +41,21 @@ class Committed:
     meta: KVBatchMeta
     start_version: int
     end_version: int
+
+
+@dataclass(frozen=True)
+class Reissued:
+    """A group that was in flight at a checkpoint's cut is generated again after the resume, under the keys of its next attempt.
+
+    Attributes:
+        keys: of its rows from now on; none was minted before. version: of the oldest token that it keeps, or the present one if it keeps
+            none; the group's start version until the commit. attempt: 1 for the first time.
+    """
+
+    uid: str
+    keys: tuple[str, ...]
+    version: int
+    attempt: int
 
 
 @dataclass(frozen=True)
@@ -83,4 +100,4 @@ class Announced:
     version: int
 
 
-Transition = Admitted | Committed | Cancelled | Claimed | Released | Ended | Announced
+Transition = Admitted | Reissued | Committed | Cancelled | Claimed | Released | Ended | Announced
