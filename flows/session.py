@@ -168,8 +168,7 @@ class Session[C: BaseRunConfig | EvaluateConfig, A: RunActors | EvaluationActors
         return RunDirectory.create(self.config.output_dir, self.config.name, latest=self.makes_model)
 
     def _open_files(self) -> None:
-        """Open the files that the run adds lines to; anew, when they were changed."""
-        self._files.close()
+        """Open the files that the run adds lines to."""
         self.metrics = self._files.enter_context(MetricsWriter(self.directory))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -17,7 +17,7 @@ from configs.sft import SftConfig
 from flows.session import Metrics, Prepared, Session, Step
 from flows.shards import in_lanes, room
 from tasks.call import quoted
-from tasks.checkpoint import checkpoint
+from tasks.checkpoint import hf_checkpoint
 from tasks.clear import clear
 from tasks.cluster import cluster
 from tasks.handles import RunActors
@@ -127,7 +127,7 @@ class SftSession(Session[SftConfig, RunActors]):
         """The weights after `step` steps, which were just validated, as a Hugging Face directory; `hf` points to the best so far."""
         assert self._checkpoints is not None
         with self.time("checkpoint") as timer:
-            checkpoint(self.namespace, step, str(self._checkpoints.path(step)), self.config.deadlines.policy_stage)
+            hf_checkpoint(self.namespace, step, str(self._checkpoints.path(step)), self.config.deadlines.policy_stage)
             self._checkpoints.add(step, self._losses[step])
             point(self.directory.hf, self.directory.checkpoints / "best")
         self.record(step, {"time/checkpoint": timer.seconds})

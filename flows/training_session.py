@@ -103,7 +103,6 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         return directory
 
     def _open_files(self) -> None:
-        self._files.close()
         self._root = self._files.enter_context(self.saving.fetched())
         self.saving.restore_lines(self._root)
         super()._open_files()
@@ -188,5 +187,6 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         get_run_logger().warning(line)
         self.progress.note(line)
         events.lost(line)
-        self._open_files()
+        self._files.close()
+        self._open_files()  # as they were at the checkpoint
         self._start_actors(self._prepared)

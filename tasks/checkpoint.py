@@ -30,6 +30,16 @@ def export_hf(namespace: str, path: str, timeout_s: float) -> str:
     return path
 
 
+@task(name="checkpoint", task_run_name="checkpoint-{step}", **RETRIED)
+def hf_checkpoint(namespace: str, step: int, directory: str, timeout_s: float) -> str:
+    """Write `directory`, which is there as a whole or not at all. Returns it."""
+    target = Path(directory)
+    partial = target.with_name(f".{target.name}.partial")
+    ask(namespace, names.POLICY, timeout_s, PolicyGroup.save_hf, str(partial))
+    partial.replace(target)
+    return directory
+
+
 @task(name="checkpoint", task_run_name="checkpoint-{step}", **STAGE)
 def checkpoint(namespace: str, step: int, directory: Path, with_rollout: bool, timeout_s: float) -> dict[str, float]:
     """One cut, between two steps. The policy's files are still being written when this returns.
