@@ -21,6 +21,7 @@ from actors.data_plane.interface import DataPlaneGoneError
 from actors.generation.types import EngineDiedError, GenerationTimeoutError, NoEngineError
 from actors.policy.device import PeerLostError
 from actors.rollout.ledger_actor import LedgerClosedError, LedgerStalledError
+from actors.storage import Folder
 from actors.waiting import ActorGoneError, ActorTimeoutError
 from configs.policy import OptimizerConfig
 from configs.run import BaseRunConfig
@@ -31,6 +32,7 @@ from flows.stopping import Stopping
 from tasks import events
 from tasks.generate import GenerationEndedError
 from tasks.handles import RunActors
+from tasks.lease import Lease
 from tasks.reporting.jsonl import read_lines
 from tasks.reporting.run_dir import RunDirectory, point_latest
 
@@ -39,6 +41,9 @@ LOSSES = (
     ActorGoneError, ActorTimeoutError, DataPlaneGoneError, EngineDiedError, GenerationEndedError, GenerationTimeoutError, LedgerClosedError,
     LedgerStalledError, NoEngineError, PeerLostError,
 )  # fmt: skip
+
+
+_LEASE_S = 30.0
 
 
 class RunState(BaseModel):
@@ -98,7 +103,10 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         origin = origin_of(self.config, self.flow_run, scratch)
         directory = origin.directory if origin and origin.directory else super()._choose_directory()
         self.saving = Saving(self.config, directory, self.flow_run, origin)
-        Mark(flow_run=self.flow_run, checkpoints=self.saving.store.url).write(directory)
+        url = self.saving.store.url
+        lease = Lease(Folder(f"{url}/lease", "checkpoint.url"), f"flow run {self.flow_run} trains into", _LEASE_S, again=True)
+        self._stack.enter_context(lease.held(wait_s=_LEASE_S + 5))  # a run that was killed holds it for a little longer
+        Mark(flow_run=self.flow_run, checkpoints=url).write(directory)
         point_latest(directory)
         return directory
 
