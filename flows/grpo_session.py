@@ -23,7 +23,6 @@ from flows.training_session import RunState, TrainingSession
 from tasks import events
 from tasks.advantage import advantage
 from tasks.call import quoted
-from tasks.checkpoint import export_hf
 from tasks.evaluate import validate
 from tasks.generate import generate, stop_generating
 from tasks.handles import RunActors
@@ -194,8 +193,8 @@ class GrpoSession(TrainingSession[RunConfig]):
     def _optimizer(self) -> OptimizerConfig:
         return self.config.optimizer
 
-    def _score(self) -> float | None:
-        return self._validations[max(self._validations)][OWN_SET].accuracy if self._validations else None
+    def _score(self, step: int) -> float | None:
+        return self._validations[step][OWN_SET].accuracy if step in self._validations else None
 
     def warm_start(self, first: int, last: int) -> None:
         """Supervised steps first..last."""
@@ -294,14 +293,6 @@ class GrpoSession(TrainingSession[RunConfig]):
             with suppress(ActorGoneError, ActorTimeoutError):  # then the task's own state says so
                 stop_generating(self.namespace)
             going.wait(timeout=_LAST_WORD_S)
-
-    def _export_before_the_end(self) -> None:
-        self.export()
-
-    def export(self) -> None:
-        """The trained policy as a Hugging Face directory."""
-        with self.time("export"), self.progress.phase("writing the trained model"):
-            export_hf(self.namespace, str(self.directory.hf), self.config.deadlines.policy_stage)
 
     def _facts(self) -> dict[str, Any]:
         done = sorted(self._validations)

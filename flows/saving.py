@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from actors.models.hf import tensor_shapes
 from configs.run import BaseRunConfig
 from flows.resume import Origin
 from tasks.call import quoted
-from tasks.checkpoint import checkpoint, keep_reference, publish, restore
+from tasks.checkpoint import POLICY, checkpoint, keep_reference, publish, restore
 from tasks.reporting.run_dir import RunDirectory
 
 _STATE = "run/state.json"
@@ -121,13 +121,24 @@ class Saving:
             )
 
     @contextmanager
-    def fetched(self) -> Iterator[Path | None]:
+    def source(self) -> Iterator[Path | None]:
         """The files of the checkpoint to go on from, checked; None: there is none."""
         if self.goes_on_from is None:
             yield None
             return
         with self._source.fetched(self.goes_on_from) as root:
             yield root
+
+    def best(self) -> Manifest | None:
+        """The checkpoint with the highest score; None: none has one."""
+        scored = [
+            (manifest.score, -manifest.step, manifest) for manifest in map(self.store.at, self.store.steps()) if manifest.score is not None
+        ]
+        return max(scored, key=lambda one: one[:2])[2] if scored else None
+
+    def fetched(self, manifest: Manifest) -> AbstractContextManager[Path]:
+        """The policy of one of the run's checkpoints."""
+        return self.store.fetched(manifest, POLICY)
 
     def restore_lines(self, root: Path | None) -> None:
         """The run's own files are what they were at the checkpoint; without one, they are gone."""

@@ -30,6 +30,7 @@ from flows.saving import Saving
 from flows.session import Prepared, Session
 from flows.stopping import Stopping
 from tasks import events
+from tasks.checkpoint import export_hf, load_weights
 from tasks.generate import GenerationEndedError
 from tasks.handles import RunActors
 from tasks.lease import Lease
@@ -93,8 +94,8 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         """Of the steps, as of a run that was not interrupted."""
 
     @abstractmethod
-    def _score(self) -> float | None:
-        """Of the last validation, higher is better."""
+    def _score(self, step: int) -> float | None:
+        """Of the weights after `step` steps, higher is better; None: they were not validated."""
 
     # ---- start ----
 
@@ -111,7 +112,7 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         return directory
 
     def _open_files(self) -> None:
-        self._root = self._files.enter_context(self.saving.fetched())
+        self._root = self._files.enter_context(self.saving.source())
         self.saving.restore_lines(self._root)
         super()._open_files()
         for row in read_lines(self.directory.metrics):
@@ -144,14 +145,14 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         return range(self.first_step, self.steps + 1)
 
     def save_now_and_then(self, step: int) -> None:
-        """A checkpoint when one is due, or when somebody asked the run to end; then it ends."""
-        if not (self.saving.is_due(step) or self._stopping.asked):
+        """A checkpoint when one is due, after the last step, and when somebody asked the run to end; then it ends."""
+        if not (self.saving.is_due(step) or step == self.steps or self._stopping.asked):
             return
         self.save(step)
         if self._stopping.asked:
             self.saving.wait()
             self.progress.note(f"asked to end: saved after step {step}; resume={self.directory.root} goes on from there")
-            self._export_before_the_end()
+            self.export()
             self._stopping.end_if_asked()
 
     def save(self, step: int) -> None:
@@ -159,12 +160,29 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         self.close_step_before()
         with self.time("checkpoint") as timer:
             state, model_path = self._state(step), self._prepared.model_path
-            taken = self.saving.save(self.namespace, step, self.weight_version, state, model_path, self._score())
+            taken = self.saving.save(self.namespace, step, self.weight_version, state, model_path, self._score(step))
         self._losses = 0
         self.record(step, {"time/checkpoint": timer.seconds} | taken)
 
-    def _export_before_the_end(self) -> None:
-        """The weights as a Hugging Face directory, of a run that was asked to end."""
+    # ---- end ----
+
+    def export(self) -> None:
+        """The trained policy as a Hugging Face directory: the last weights, and beside them the best, where those are others."""
+        with self.time("export"), self.progress.phase("writing the trained model"):
+            self._write_last(self.directory.hf)
+            self._write_best(self.directory.hf_best)
+
+    def _write_last(self, path: Path) -> None:
+        export_hf(self.namespace, str(path), self.config.deadlines.policy_stage)
+
+    def _write_best(self, path: Path) -> None:
+        best = self.saving.best() if self.config.checkpoint.keep_best else None
+        if best is None or best.step == self._steps_done:
+            return
+        with self.saving.fetched(best) as root:
+            load_weights(self.namespace, root / best.folder, self._optimizer, self.config.checkpoint.timeout_s)
+        export_hf(self.namespace, str(path), self.config.deadlines.policy_stage)
+        self.progress.note(f"{path.name}: the weights after step {best.step}, the best validation")
 
     # ---- losses ----
 

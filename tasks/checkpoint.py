@@ -20,7 +20,7 @@ from configs.checkpoint import CheckpointConfig
 from configs.policy import OptimizerConfig
 from tasks.call import RETRIED, STAGE, ask
 
-_POLICY = "policy"
+POLICY = "policy"
 
 
 @task(name="export-hf", task_run_name="export-hf", **RETRIED)
@@ -50,7 +50,7 @@ def checkpoint(namespace: str, step: int, directory: Path, with_rollout: bool, t
     Returns:
         checkpoint/standstill_s: time for which the workers could not train.
     """
-    saved = ask(namespace, names.POLICY, timeout_s, PolicyGroup.begin_save, str(directory / _POLICY))
+    saved = ask(namespace, names.POLICY, timeout_s, PolicyGroup.begin_save, str(directory / POLICY))
     if with_rollout:
         ask(namespace, names.COLLECTOR, timeout_s, Collector.cut, str(directory), step)
     return {f"checkpoint/{name}": value for name, value in saved.items()}
@@ -82,8 +82,14 @@ def restore(
     Raises:
         CheckpointError: a part is damaged, or of another model.
     """
-    ask(namespace, names.POLICY, timeout_s, PolicyGroup.load_state, str(directory / _POLICY), optimizer)
+    ask(namespace, names.POLICY, timeout_s, PolicyGroup.load_state, str(directory / POLICY), optimizer)
     if reference is not None:
         ask(namespace, names.POLICY, timeout_s, PolicyGroup.load_reference, str(reference))
     if with_rollout:
         ask(namespace, names.COLLECTOR, timeout_s, Collector.restore, str(directory))
+
+
+@task(name="load-weights", task_run_name="load-weights", **STAGE)
+def load_weights(namespace: str, directory: Path, optimizer: OptimizerConfig, timeout_s: float) -> None:
+    """The policy is that of the checkpoint in this directory; nothing else changes."""
+    ask(namespace, names.POLICY, timeout_s, PolicyGroup.load_state, str(directory / POLICY), optimizer)

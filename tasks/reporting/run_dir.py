@@ -23,14 +23,16 @@ class RunDirectory:
         config: the resolved configuration, YAML. summary: the run in a few numbers (`summary.Summary`). report: HTML.
         metrics, samples, slowest: one JSON object per line (`MetricsWriter`, `SamplesWriter`, `SlowestWriter`).
         tensorboard: directory of TensorBoard event files, with the same values as `metrics`.
-        hf: directory of the trained policy in Hugging Face format. checkpoints: directory of `checkpoints.Checkpoints`.
+        hf: directory of the trained policy in Hugging Face format. hf_best: of the best checkpoint, when that is another.
+        checkpoints: where checkpoints are kept unless `checkpoint.url` says otherwise.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.config, self.summary, self.report = root / "config.yaml", root / "summary.json", root / "report.html"
         self.metrics, self.samples, self.slowest = root / "metrics.jsonl", root / "samples.jsonl", root / "slowest.jsonl"
-        self.tensorboard, self.hf, self.checkpoints = root / "tensorboard", root / "hf", root / "checkpoints"
+        self.tensorboard, self.checkpoints = root / "tensorboard", root / "checkpoints"
+        self.hf, self.hf_best = root / "hf", root / "hf-best"
 
     @classmethod
     def create(cls, output_dir: str | Path, name: str, *, latest: bool = True) -> RunDirectory:
