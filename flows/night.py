@@ -40,13 +40,13 @@ from flows.grpo import grpo
 from tasks.call import quoted
 from tasks.cluster import cluster
 from tasks.launch import logical_cpus, planned_actors, planned_engines
+from tasks.lease import Lease
 from tasks.reporting.jsonl import read_lines
 from tasks.reporting.run_dir import RunDirectory, point
 from tasks.retrain import Found, find_new_prompts, keep_old, promote
 from tasks.retraining import prompts
 from tasks.retraining.comparison import comparison_markdown
 from tasks.retraining.decision import Scores, Verdict, decide
-from tasks.retraining.lease import Lease
 from tasks.retraining.registry import Attempt, Registry, why_skip
 
 # Of the training recipe's environment; its source is replaced by the night's.
@@ -69,7 +69,7 @@ class Night:
         self._registry = Registry(config.registry.url)
         run = runtime.flow_run
         self._run_id = str(run.id)
-        self._lease = Lease(self._registry.lease_folder, f"flow run {run.name!r}", config.registry.lease_s)
+        self._lease = Lease(self._registry.lease_folder, f"flow run {run.name!r} is retraining into", config.registry.lease_s)
 
     # ---- for the command line ----
 
