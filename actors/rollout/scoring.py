@@ -18,8 +18,7 @@ from actors.data_plane.meta import KVBatchMeta
 from actors.environments.rewards.base import Response
 from actors.environments.scoring.verdict import Verdict
 from actors.rollout.assemble import group_rows
-from actors.rollout.group_requests import read_response
-from actors.rollout.in_flight import PromptGroup
+from actors.rollout.in_flight import PromptGroup, read_response
 from actors.rollout.prompts import PromptEncoder, PromptStream
 from actors.rollout.samples import Sample
 from actors.rollout.trajectory import Trajectory
