@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,7 @@ from actors.heap import freeze_heap
 from actors.models.hf import check_model_dir
 from actors.rollout.assemble import TRAIN_FIELDS
 from actors.rollout.cut import ROWS, RolloutState, load_rollout, load_rows, save_rollout, stored_rows
-from actors.rollout.group_requests import group_requests
-from actors.rollout.loop import Pace, RolloutLoop
+from actors.rollout.loop import RolloutLoop
 from actors.rollout.prompts import PromptEncoder, PromptStream
 from actors.rollout.rows import write_rows
 from actors.rollout.samples import SLOWEST, Progress, StepReport, Validation
@@ -135,19 +133,16 @@ class Collector:
         ahead = self._config.mode == "async"
         self._loop = RolloutLoop(
             stream=self._stream,
-            requests=partial(group_requests, rollout=self._config.rollout, seed=self._config.seed),
-            rows=self._config.rollout.responses_per_prompt,
+            rollout=self._config.rollout,
+            seed=self._config.seed,
             pool=self._new_pool(),  # a pool belongs to one thread
             scoring=Scoring(
                 self._scorer, self._rollout_encoder, self._plane, self._partition, self._config.deadlines.score, replaces=ahead
             ),
             ledger=find(self._ledger, self._namespace),
-            pace=Pace(
-                at_once=_AHEAD if ahead else self._config.rollout.prompts_per_step,
-                ahead=ahead,
-                outlives_engines=ahead,
-                sleeps=self._config.generation.sleep_level > 0 and not ahead,
-            ),
+            at_once=_AHEAD if ahead else self._config.rollout.prompts_per_step,
+            ahead=ahead,
+            sleeps=self._config.generation.sleep_level > 0 and not ahead,
             shown=self._config.logged_samples,
             resumed=self._resumed,
         )
@@ -167,9 +162,12 @@ class Collector:
 
     # ---- checkpoints ----
 
-    def cut(self, directory: str) -> dict[str, float]:
+    def cut(self, directory: str, step: int) -> dict[str, float]:
         """Write what a resumed run needs of the rollout side into a local directory: `cut` says which files. Between two steps: nobody
         trains, so stored rows stay as they are; generation goes on.
+
+        Args:
+            step: that has just been done.
 
         Returns:
             Numbers of groups and prompts (stored, in_flight, scoring, drawn), and seconds.
@@ -178,7 +176,7 @@ class Collector:
             CheckpointError: a problem cannot be kept. RuntimeError: generation has not begun, or has ended. DataPlaneError.
         """
         began, folder = time.monotonic(), Path(directory)
-        state = self._generating().cut(self._config.deadlines.turn)
+        state = self._generating().cut(step, self._config.deadlines.turn)
         meta = stored_rows(state.ledger)
         columns = self._plane.get(meta, sorted(meta.fields)) if meta is not None else {}
         write_rows(folder / ROWS, meta.keys if meta is not None else (), columns)

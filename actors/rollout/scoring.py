@@ -19,8 +19,7 @@ from actors.environments import Problem
 from actors.environments.rewards.base import Response
 from actors.environments.scoring.verdict import Verdict
 from actors.rollout.assemble import group_rows
-from actors.rollout.group_requests import read_response
-from actors.rollout.in_flight import PromptGroup
+from actors.rollout.in_flight import PromptGroup, read_response
 from actors.rollout.prompts import PromptEncoder, PromptStream
 from actors.rollout.samples import Sample
 from actors.rollout.trajectory import Trajectory
