@@ -12,9 +12,14 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, model_validator
 
 
-def mint_key(weight_version: int, prompt_uid: str, index: int) -> str:
-    """The key of one sample: minted once, at rollout. Never parse it; the parts also ride in `tags`."""
-    return f"v{weight_version}_p{prompt_uid}_g{index}"
+def mint_key(weight_version: int, prompt_uid: str, index: int, attempt: int = 0) -> str:
+    """The key of one sample: minted once, at rollout. Never parse it; the parts also ride in `tags`.
+
+    Args:
+        attempt: how often the group was issued again after a resume.
+    """
+    key = f"v{weight_version}_p{prompt_uid}_g{index}"
+    return f"{key}_a{attempt}" if attempt else key
 
 
 class KVBatchMeta(BaseModel):
