@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from configs.base import StrictModel
+from configs.base import StrictModel, did_you_mean
 from configs.import_path import IMPORT_PATH
-from configs.names import did_you_mean
 from configs.secrets import SecretReference
 
 _NAME = r"[A-Za-z][A-Za-z0-9_]*"
@@ -36,35 +35,34 @@ class BaseReward(StrictModel):
         return value
 
 
-def _compiles(value: str | None) -> str | None:
+def _compiles(value: str) -> str:
     try:
-        re.compile(value or "")
+        re.compile(value)
     except re.error as error:
         raise ValueError(f"no regular expression: {error}") from None
     return value
+
+
+Regex = Annotated[str, AfterValidator(_compiles)]
 
 
 class ExactReward(BaseReward):
     """1 when the response is the answer, but for space around it."""
 
     kind: Literal["exact"] = "exact"
-    pattern: str | None = Field(
+    pattern: Regex | None = Field(
         None, description="Regular expression; its last match (its first group, if it has one) is compared, and no match is wrong."
     )
     ignore_case: bool = False
     ignore: str = Field("", description="Characters that are left out of both before comparing, for example ',$%'.")
-
-    _pattern = field_validator("pattern")(_compiles)
 
 
 class RegexReward(BaseReward):
     """1 when the pattern is found in the response; for formats."""
 
     kind: Literal["regex"] = "regex"
-    pattern: str = Field(description="Regular expression; `(?s)` lets a dot match line ends.")
+    pattern: Regex = Field(description="Regular expression; `(?s)` lets a dot match line ends.")
     full: bool = Field(False, description="The whole response must match.")
-
-    _pattern = field_validator("pattern")(_compiles)
 
 
 class JsonSchemaReward(BaseReward):
@@ -84,9 +82,7 @@ class ReasoningGymReward(BaseReward):
     """What the generator's own verifier gives, in [0, 1]."""
 
     kind: Literal["reasoning_gym"] = "reasoning_gym"
-    answer_pattern: str | None = Field(None, description="Regular expression; its last match is scored, an empty answer if none.")
-
-    _pattern = field_validator("answer_pattern")(_compiles)
+    answer_pattern: Regex | None = Field(None, description="Regular expression; its last match is scored, an empty answer if none.")
 
 
 class LengthReward(BaseReward):
@@ -142,7 +138,7 @@ class JudgeReward(BaseReward):
         "Does the response answer the question correctly? Reply with one number from 0 (wrong) to 10 (right), and nothing else.",
         description="What the judge is asked; {question}, {answer} and {response} are filled in.",
     )
-    pattern: str = Field(
+    pattern: Regex = Field(
         r"(?<![\d./])(?<!/ )-?\d+(?:\.\d+)?",  # of "8/10" the 8
         description="Regular expression; its last match (its first group, if it has one) in the judge's reply is the grade.",
     )
@@ -154,8 +150,6 @@ class JudgeReward(BaseReward):
     concurrency: PositiveInt = Field(16, description="Most requests at once.")
     retries: NonNegativeInt = Field(4, description="After refusals for the rate (429), server errors and lost connections.")
     cache_size: NonNegativeInt = Field(10_000, description="Grades that are kept, so that an equal question is not asked twice.")
-
-    _pattern = field_validator("pattern")(_compiles)
 
     @field_validator("url")
     @classmethod
