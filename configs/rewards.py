@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from configs.base import StrictModel, did_you_mean
+from configs.base import StrictModel
 from configs.import_path import IMPORT_PATH
 from configs.secrets import SecretReference
 
@@ -172,6 +171,8 @@ AnyReward = Annotated[
     Field(discriminator="kind"),
 ]
 
+# The verifier that belongs to each kind of environment.
+OWN_REWARDS: dict[str, AnyReward] = {"reasoning_gym": ReasoningGymReward(), "dataset": MathReward(), "python": EnvironmentReward()}
 Consequence = Literal["zero", "drop_sample", "drop_group"]
 
 
@@ -205,23 +206,3 @@ class ScoringConfig(StrictModel):
             if not re.fullmatch(r"[A-Za-z_]\w*", name):
                 raise ValueError(f"environment_variables: {name!r} is no name of a variable; values are not written into a recipe")
         return self
-
-
-def rewards_of(rewards: tuple[AnyReward, ...], kinds: Iterable[str]) -> tuple[AnyReward, ...]:
-    """What the recipe lists; where it lists nothing, the verifiers that belong to the kinds of its environment."""
-    own: dict[str, AnyReward] = {"reasoning_gym": ReasoningGymReward(), "dataset": MathReward(), "python": EnvironmentReward()}
-    return rewards or tuple(own[kind] for kind in dict.fromkeys(kinds))
-
-
-def check_labels(rewards: tuple[AnyReward, ...], scoring: ScoringConfig) -> None:
-    """Each reward has a name of its own, and the success is one of them.
-
-    Raises:
-        ValueError: not so.
-    """
-    labels = [reward.label for reward in rewards]
-    if doubled := [label for label in labels if labels.count(label) > 1]:
-        raise ValueError(f"rewards: two are called {doubled[0]!r}: give each a `name` of its own")
-    if scoring.success is not None and scoring.success not in labels:
-        hint = did_you_mean(scoring.success, labels, f"they are {', '.join(labels)}", cutoff=0.4)
-        raise ValueError(f"scoring.success: no reward is called {scoring.success!r}; {hint}")
