@@ -8,7 +8,7 @@ from functools import cached_property
 
 from actors.data_plane.interface import RowCountError, UnknownConsumerError, UnknownFieldError, UnsatisfiableClaimError
 from actors.data_plane.meta import KVBatchMeta
-from configs.names import did_you_mean
+from configs.base import did_you_mean
 
 _MAX_FIELDS = 63  # bits of `Schema.mask`, an int64 in MessagePack
 

@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 _SHOWN_STAGES = 4
 
 
-def _now() -> str:
-    return datetime.now().astimezone().isoformat(timespec="seconds")
-
-
 class SetAccuracy(BaseModel):
     """Accuracy on one validation set, each with its interval: of the first validation (or the baseline), of the last (or the model).
 
@@ -99,7 +95,7 @@ class Summary(BaseModel):
     seconds_per_stage: dict[str, float] = {}
     mean_logprob_error: float | None = None
     error: str | None = None
-    finished_at: str = Field(default_factory=_now)
+    finished_at: str = Field(default_factory=lambda: datetime.now().astimezone().isoformat(timespec="seconds"))
 
     @property
     def tokens_per_s(self) -> float | None:
