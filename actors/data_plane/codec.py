@@ -24,7 +24,6 @@ import torch
 from actors.data_plane.interface import Column, ColumnTypeError
 
 SHAPE_SUFFIX = "::shape"
-_NBYTES = attrgetter("nbytes")
 _KIND = attrgetter("dtype", "layout", "is_nested", "is_meta", "ndim")
 _QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 
@@ -139,12 +138,6 @@ def unpack(packed: torch.Tensor, lengths: Sequence[int], dtype: torch.dtype, sca
         return whole.unbind()
     rows: Sequence[torch.Tensor] = whole.split([length // dtype.itemsize for length in lengths])
     return rows
-
-
-def payload(columns: Mapping[str, Column]) -> int:
-    """Bytes of the elements of the columns that are tensors."""
-    tensors = (rows for rows in columns.values() if len(rows) and isinstance(rows[0], torch.Tensor))
-    return sum(sum(map(_NBYTES, rows)) for rows in tensors)
 
 
 def stored_types(name: str, kind: ColumnType) -> dict[str, tuple[torch.dtype, bool]]:
