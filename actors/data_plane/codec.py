@@ -66,28 +66,19 @@ def column_types(partition_id: str, columns: Mapping[str, Column]) -> dict[str, 
     """The type of each column of at least one row.
 
     Raises:
-        ColumnTypeError.
+        ColumnTypeError: mixed dtypes, tensors beside other values, or sparse, nested, quantized or meta tensors.
     """
-    return {name: column_type(rows, f"partition {partition_id!r}: column {name!r}") for name, rows in columns.items()}
+    return {name: _column_type(rows, f"partition {partition_id!r}: column {name!r}") for name, rows in columns.items()}
 
 
 def check_types(partition_id: str, known: Mapping[str, ColumnType], given: Mapping[str, ColumnType]) -> None:
-    """Refuse rows of another type than their column was first written with.
-
-    Raises:
-        ColumnTypeError.
-    """
+    """Raises: ColumnTypeError (rows of another type than their column was first written with)."""
     for name, kind in given.items():
         if name in known and not known[name].accepts(kind):
             raise ColumnTypeError(f"partition {partition_id!r}: column {name!r} was first written as {known[name]}, these rows are {kind}")
 
 
-def column_type(rows: Column, where: str) -> ColumnType:
-    """The type of at least one row.
-
-    Raises:
-        ColumnTypeError: mixed dtypes, tensors beside other values, or sparse, nested, quantized or meta tensors.
-    """
+def _column_type(rows: Column, where: str) -> ColumnType:
     tensors = [isinstance(row, torch.Tensor) for row in rows]
     if not any(tensors):
         return ColumnType(Layout.OBJECT)

@@ -54,12 +54,6 @@ class MemoryPlane(DataPlane):
         self._partitions: dict[str, _Partition] = {}
         self._changed = threading.Condition()
 
-    def with_timeout(self, timeout_s: float) -> MemoryPlane:
-        """Another client of the same partitions."""
-        other = MemoryPlane(timeout_s)
-        other._partitions, other._changed = self._partitions, self._changed
-        return other
-
     def _measured[T](self, operation: str, call: Callable[[], T], moved: Callable[[T], tuple[int, int]] = lambda _: (0, 0)) -> T:
         with self._changed:
             return super()._measured(operation, call, moved)
