@@ -7,9 +7,8 @@ from typing import Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from configs.base import StrictModel
-from configs.checkpoint import CheckpointConfig, RecoveryConfig
 from configs.base import StrictModel, did_you_mean
+from configs.checkpoint import CheckpointConfig, RecoveryConfig
 from configs.deadlines import Deadlines
 from configs.environment import EnvironmentConfig
 from configs.model import ModelConfig
