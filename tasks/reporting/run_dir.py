@@ -75,6 +75,11 @@ class RunDirectory:
         return self.root / "slowest.jsonl"
 
     @property
+    def journal(self) -> Path:
+        """One line for each transition of the ledger (`actors.rollout.journal`)."""
+        return self.root / "journal.jsonl"
+
+    @property
     def report(self) -> Path:
         """The HTML report."""
         return self.root / "report.html"
