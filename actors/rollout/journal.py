@@ -13,7 +13,6 @@ Lines reach the operating system with each call of the ledger, and the disk with
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -188,18 +187,17 @@ class Journal:
         torn: bytes of an unfinished last line that were cut off when it was opened.
     """
 
-    def __init__(self, path: Path, descriptor: int, contents: Contents, size: int, clock: Callable[[], float]) -> None:
+    def __init__(self, path: Path, descriptor: int, contents: Contents, clock: Callable[[], float]) -> None:
         self.torn = contents.torn
-        self._path, self._descriptor, self._clock, self._size = path, descriptor, clock, size
+        self._path, self._descriptor, self._clock = path, descriptor, clock
         self._n, self._hash = len(contents.lines), contents.hashes[-1] if contents.hashes else ""
         self._cuts: list[tuple[int, str]] = []  # lines to which the run can return: the first, and the cuts that are not void
         self._segments: dict[int, int] = {0: 0}  # offsets of the first line and of those that follow a cut, by number
         self._closed_at = 0  # offset behind the newest cut
         self._broken = ""
-        offset = 0
+        self._size = 0
         for line in contents.lines:
-            offset += len(line.encoded()[0])
-            self._note(line.n, line.record, offset)
+            self._note(line.n, line.record, len(line.encoded()[0]))
 
     @classmethod
     def open(cls, path: Path, clock: Callable[[], float] = time.time) -> Journal:
@@ -211,24 +209,23 @@ class Journal:
         Raises:
             JournalError: another process writes it, it cannot be read or written, or a line is not as it was written.
         """
-        descriptor = -1
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise JournalError(f"{path}: {error}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process
             content = path.read_bytes()
             contents = parse(content)
             if contents.damage is not None:
                 raise JournalError(f"{path}, line {contents.damage[0]}: {contents.damage[1]}")
-            size = len(content) - contents.torn
-            os.ftruncate(descriptor, size)
-            return cls(path, descriptor, contents, size, clock)
+            os.ftruncate(descriptor, len(content) - contents.torn)
+            return cls(path, descriptor, contents, clock)
         except BaseException as error:
-            if descriptor >= 0:
-                os.close(descriptor)
+            os.close(descriptor)
             if not isinstance(error, OSError):
                 raise
-            held = error.errno in (errno.EWOULDBLOCK, errno.EACCES)
-            raise JournalError(f"{path}: {'another process writes it' if held and descriptor >= 0 else error}") from error
+            raise JournalError(f"{path}: {'another process writes it' if isinstance(error, BlockingIOError) else error}") from error
 
     def __len__(self) -> int:
         """Lines so far."""
@@ -249,7 +246,7 @@ class Journal:
             raise JournalError(self._broken)
         text, n, prev, now = [], self._n, self._hash, round(float(self._clock()), 3)
         for record in records:
-            line, prev = Line(n, now, _kept(record), prev).encoded()
+            line, prev = Line(n, now, as_record(record), prev).encoded()
             text.append(line)
             n += 1
         try:
@@ -258,8 +255,7 @@ class Journal:
             self._broken = f"{self._path}, line {self._n}: it could not be written ({error})"
             raise JournalError(self._broken) from error
         for number, (record, line) in enumerate(zip(records, text, strict=True), self._n):
-            self._size += len(line)
-            self._note(number, record, self._size)
+            self._note(number, record, len(line))
         self._n, self._hash = n, prev
 
     def record(self, changes: Sequence[Transition]) -> None:
@@ -322,18 +318,20 @@ class Journal:
             self._broken = f"{self._path}: it could not be brought to the disk ({error})"
             raise JournalError(self._broken) from error
 
-    def _note(self, n: int, record: Record | Transition, end: int) -> None:
+    def _note(self, n: int, record: Record | Transition, size: int) -> None:
+        self._size += size
         match record:
             case Began() if n == 0:
                 self._cuts.append((0, ""))
             case Cut():
                 self._cuts.append((n, record.checkpoint))
-                self._segments[n + 1], self._closed_at = end, end
+                self._segments[n + 1] = self._closed_at = self._size
             case Resumed(after):
                 self._cuts = [cut for cut in self._cuts if cut[0] <= after]
 
 
-def _kept(record: Record | Transition) -> Record:
+def as_record(record: Record | Transition) -> Record:
+    """What the journal keeps of it."""
     if isinstance(record, Committed):
         return Stored(record.uid, record.meta.keys, record.start_version, record.end_version)
     return record
