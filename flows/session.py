@@ -241,8 +241,8 @@ class Session[C: BaseRunConfig | EvaluateConfig, A: RunActors | EvaluationActors
         self.publisher.update(step, metrics)
 
     def summary(self) -> dict[str, Any]:
-        """What the flow returns."""
-        return self._summarise().model_dump()
+        """What the flow returns: the summary, and the run's directory."""
+        return self._summarise().model_dump() | {"directory": str(self.directory.root)}
 
     def _summarise(self) -> Summary:
         return Summary(
