@@ -99,7 +99,7 @@ def _own_try_before(config: BaseRunConfig, flow_run: str, scratch: Path) -> Orig
             store = CheckpointStore(mark.checkpoints, scratch, config.checkpoint.timeout_s)
             newest = store.newest()
             return Origin(store, newest, RunDirectory(root)) if newest else None
-    if config.checkpoint.url is None:
+    if config.checkpoint.url is None or config.resume != "auto":
         return None
     store = CheckpointStore(config.checkpoint.url, scratch, config.checkpoint.timeout_s)
     newest = store.newest()
