@@ -31,6 +31,9 @@ from actors.policy.passes import Passes, reduce_reports, report_vector
 from actors.refit.manifest import Manifest
 from configs.policy import OptimizerConfig, PolicyConfig
 
+_CLOSE_S = 30.0
+_NO_REFERENCE = "there is no reference policy yet: call snapshot_reference first"
+
 
 def _on_device[**P, R](method: Callable[Concatenate[PolicyWorker, P], R]) -> Callable[Concatenate[PolicyWorker, P], R]:
     """Run the method inside the device's runtime (the CPU shim, or CUDA's current device), on whichever thread it is called.
@@ -73,6 +76,7 @@ class PolicyWorker:
         self._optimizer: Any = None
         self._scheduler: Any = None
         self._device = devices.choose(config.device, rank)
+        self._saver: Any = None  # built at the first save, or ahead of it
 
     @_on_device
     def setup(self) -> dict[str, Any]:
@@ -258,8 +262,86 @@ class PolicyWorker:
             save_model_dir(Path(path), Path(self._model_path), weights, self._config.dtype)
 
     @_on_device
+    def prepare_save(self) -> None:
+        """Allocate the host memory of saves, so that the first one does not wait for it. A collective; idempotent."""
+        from actors.policy.state import Saver
+
+        if self._saver is None:
+            self._saver = Saver(self._bare, self._optimizer, self._device)
+
+    @_on_device
+    def begin_save(self, directory: str) -> None:
+        """Copy the state to host memory, and begin to write it to the directory beside training. A collective.
+
+        Raises:
+            RuntimeError: the save before is still being written.
+        """
+        self.prepare_save()
+        self._saver.begin(self._bare, self._optimizer, self._scheduler, directory)
+
+    def save_results(self) -> tuple[list[Any], float] | None:
+        """What `finish_save` needs of this rank, and the seconds of writing; None: it is not written yet.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        found: tuple[list[Any], float] | None = self._saver.results()
+        return found
+
+    def finish_save(self, directory: str, results: list[list[Any]], weight_version: int) -> None:
+        """Write the index over what all ranks wrote; to be called on rank 0. No collective."""
+        self._saver.finish(directory, results, weight_version, self._hf.vocab_size)
+
+    @_on_device
+    def load_state(self, directory: str, optimizer: OptimizerConfig | None) -> dict[str, Any]:
+        """Go on from a saved state: weights, masters, moments, schedule and, on the same device and layout, random states. A collective.
+
+        Args:
+            optimizer: whose schedule the run goes on with; None: the present one's.
+
+        Returns:
+            weight_version, optimizer_steps, random_states (whether they were restored).
+
+        Raises:
+            CheckpointError: the state is damaged, or another model's: seen before anything is changed. Or a file could not be read.
+        """
+        from actors.policy import state as states
+
+        saved = states.check(self._bare, self._optimizer, directory, self._hf.vocab_size)
+        if optimizer is not None:
+            self.reset_optimizer(optimizer)
+        same = states.load(self._bare, self._optimizer, self._scheduler, self._device, directory, saved)
+        return {"weight_version": saved.weight_version, "optimizer_steps": saved.optimizer_steps, "random_states": same}
+
+    @_on_device
+    def save_reference(self, directory: str) -> None:
+        """Write the reference weights. A collective.
+
+        Raises:
+            CheckpointError: they cannot be written. RuntimeError: there is no reference.
+        """
+        from actors.policy.state import save_reference
+
+        if self._reference is None:
+            raise RuntimeError(_NO_REFERENCE)
+        save_reference(self._bare, self._optimizer, self._reference, directory)
+
+    @_on_device
+    def load_reference(self, directory: str) -> None:
+        """Make saved weights the reference policy. A collective.
+
+        Raises:
+            CheckpointError: they are damaged, or another model's.
+        """
+        from actors.policy.state import load_reference
+
+        self._reference = load_reference(self._bare, self._optimizer, directory)
+
+    @_on_device
     def close(self) -> None:
-        """Leave the process group. Idempotent."""
+        """Let a save be written, but not for longer than `_CLOSE_S`, and leave the process group. Idempotent."""
+        if self._saver is not None:
+            self._saver.close(_CLOSE_S)
         self.drop_graphs()
         devices.leave_distributed()
 
@@ -297,7 +379,7 @@ class PolicyWorker:
 
     def _swap_reference(self) -> None:
         if self._reference is None:
-            raise RuntimeError("there is no reference policy yet: call snapshot_reference first")
+            raise RuntimeError(_NO_REFERENCE)
         with torch.no_grad():
             for parameter, kept in zip(self._bare.parameters(), self._reference, strict=True):
                 present = parameter.detach().clone()

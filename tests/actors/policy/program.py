@@ -5,6 +5,7 @@ parent ── fork ──► rank 0 .. n-1 ── gloo ──► job 0, job 1, .
 
 import os
 import tempfile
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from actors.checkpoints.errors import CheckpointError
 from actors.data_plane.in_memory import MemoryPlane
 from actors.data_plane.interface import DataPlaneError
 from actors.data_plane.sharding import ShardPlan, plan_batch
@@ -37,6 +39,7 @@ class Job:
     temperature: float = 0.8
     seed: int = 5
     longest: int = 8  # response
+    directory: str = ""  # of the state that "begin_save", "finish_save", "load" and "load_again" are about; its reference is beside it
 
 
 def run_layout(parallel: ParallelConfig, jobs: Sequence[Job]) -> dict[str, list[dict[str, Any]]]:
@@ -96,12 +99,50 @@ def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[
                     os._exit(0)
             case "export":
                 results["weights"] = worker.export_weights()
+            case "begin_save":
+                worker.begin_save(job.directory)
+            case "finish_save":
+                finish_save(worker, rank, job.directory)
+            case "load" | "load_again":
+                try:
+                    results["loaded"] = worker.load_state(job.directory, None if action == "load" else config.optimizer)
+                except CheckpointError as error:
+                    results["error"] = repr(error)
+            case "save_reference":
+                worker.save_reference(f"{job.directory}-reference")
+            case "load_reference":
+                worker.load_reference(f"{job.directory}-reference")
+            case "draw":
+                results["drawn"] = torch.rand(4)
+            case "state":
+                results["state"] = state_of(worker)
             case "save":
                 worker.save_hf(f"{job.model}-saved")
             case _:
                 raise ValueError(action)
     worker.close()
     return results
+
+
+def finish_save(worker: PolicyWorker, rank: int, directory: str) -> None:
+    """What the group does: wait for every rank's writing, and give its results to the first."""
+    deadline = time.monotonic() + 60
+    while (mine := worker.save_results()) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    everyone: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everyone, mine[0])
+    if rank == 0:
+        worker.finish_save(directory, everyone, weight_version=7)
+    torch.distributed.barrier()
+
+
+def state_of(worker: PolicyWorker) -> dict[str, torch.Tensor]:
+    """Copies of this rank's masters and moments, flat, by kind and name."""
+    from actors.policy.state import KINDS, parts
+
+    found = {(kind, part.name): part.value(kind) for part in parts(worker._bare, worker._optimizer) for kind in KINDS}
+    return {f"{kind}.{name}": value.clone() for (kind, name), value in found.items() if value is not None}
 
 
 def _plans(meta: Any, config: PolicyConfig) -> Sequence[ShardPlan]:
