@@ -21,12 +21,13 @@ from configs.policy import OptimizerConfig
 from tasks.call import RETRIED, STAGE, ask
 
 POLICY = "policy"
+_GRACE_S = 60.0  # the group has bounds of its own
 
 
 @task(name="export-hf", task_run_name="export-hf", **RETRIED)
 def export_hf(namespace: str, path: str, timeout_s: float) -> str:
     """Write `path` so that transformers and vLLM load it."""
-    ask(namespace, names.POLICY, timeout_s, PolicyGroup.save_hf, path)
+    ask(namespace, names.POLICY, timeout_s + _GRACE_S, PolicyGroup.save_hf, path)
     return path
 
 
@@ -35,7 +36,7 @@ def hf_checkpoint(namespace: str, step: int, directory: str, timeout_s: float) -
     """Write `directory`, which is there as a whole or not at all. Returns it."""
     target = Path(directory)
     partial = target.with_name(f".{target.name}.partial")
-    ask(namespace, names.POLICY, timeout_s, PolicyGroup.save_hf, str(partial))
+    ask(namespace, names.POLICY, timeout_s + _GRACE_S, PolicyGroup.save_hf, str(partial))
     partial.replace(target)
     return directory
 
@@ -50,7 +51,7 @@ def checkpoint(namespace: str, step: int, directory: Path, with_rollout: bool, t
     Returns:
         checkpoint/standstill_s: time for which the workers could not train.
     """
-    saved = ask(namespace, names.POLICY, timeout_s, PolicyGroup.begin_save, str(directory / POLICY))
+    saved = ask(namespace, names.POLICY, timeout_s + _GRACE_S, PolicyGroup.begin_save, str(directory / POLICY), timeout_s)
     if with_rollout:
         ask(namespace, names.COLLECTOR, timeout_s, Collector.cut, str(directory), step)
     return {f"checkpoint/{name}": value for name, value in saved.items()}
@@ -63,14 +64,14 @@ def publish(namespace: str, step: int, store: CheckpointStore, draft: Draft, man
     Raises:
         CheckpointError, ConfigError: it could not be written; what was published before stands.
     """
-    ask(namespace, names.POLICY, rules.timeout_s, PolicyGroup.wait_for_save)
+    ask(namespace, names.POLICY, 2 * rules.timeout_s, PolicyGroup.wait_for_save, rules.timeout_s)
     return store.publish(draft, manifest, rules)
 
 
 @task(name="keep-reference", task_run_name="keep-reference", **STAGE)
 def keep_reference(namespace: str, directory: Path, timeout_s: float) -> None:
     """The reference weights, as files in the directory."""
-    ask(namespace, names.POLICY, timeout_s, PolicyGroup.save_reference, str(directory))
+    ask(namespace, names.POLICY, timeout_s + _GRACE_S, PolicyGroup.save_reference, str(directory), timeout_s)
 
 
 @task(name="restore", task_run_name="restore", **STAGE)
@@ -82,9 +83,9 @@ def restore(
     Raises:
         CheckpointError: a part is damaged, or of another model.
     """
-    ask(namespace, names.POLICY, timeout_s, PolicyGroup.load_state, str(directory / POLICY), optimizer)
+    ask(namespace, names.POLICY, timeout_s + _GRACE_S, PolicyGroup.load_state, str(directory / POLICY), optimizer, timeout_s)
     if reference is not None:
-        ask(namespace, names.POLICY, timeout_s, PolicyGroup.load_reference, str(reference))
+        ask(namespace, names.POLICY, timeout_s + _GRACE_S, PolicyGroup.load_reference, str(reference), timeout_s)
     if with_rollout:
         ask(namespace, names.COLLECTOR, timeout_s, Collector.restore, str(directory))
 
@@ -92,4 +93,4 @@ def restore(
 @task(name="load-weights", task_run_name="load-weights", **STAGE)
 def load_weights(namespace: str, directory: Path, optimizer: OptimizerConfig, timeout_s: float) -> None:
     """The policy is that of the checkpoint in this directory; nothing else changes."""
-    ask(namespace, names.POLICY, timeout_s, PolicyGroup.load_state, str(directory / POLICY), optimizer)
+    ask(namespace, names.POLICY, timeout_s + _GRACE_S, PolicyGroup.load_state, str(directory / POLICY), optimizer, timeout_s)
