@@ -21,6 +21,7 @@ from actors.rollout.staleness import Refusal
 from actors.rollout.transitions import Admitted, Committed
 from actors.waiting import ActorGoneError, look_for, wait
 from configs.staleness import AsyncConfig
+from tests.actors.data_plane.conftest import another_client
 from tests.patience import WAIT_S
 
 ROWS = 2
@@ -43,7 +44,7 @@ class Rig:
     def __init__(self, find_writer: Callable[[], object] = there, **config: Any) -> None:
         self.plane = new_plane()
         values = {"max_trajectory_age_steps": 1, "stall_timeout_s": SOON} | config
-        self.actor = LedgerActor(AsyncConfig(**values), 2, 0, "train", lambda: self.plane.with_timeout(SOON), find_writer)
+        self.actor = LedgerActor(AsyncConfig(**values), 2, 0, "train", lambda: another_client(self.plane, SOON), find_writer)
         self.pool = ThreadPoolExecutor(8)
 
     def go[R](self, call: Callable[..., R], *arguments: Any) -> Future[R]:
