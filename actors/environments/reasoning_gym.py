@@ -15,6 +15,7 @@ from typing import Any
 from actors.environments.base import Environment, Problem, Split
 from configs.base import ConfigError
 from configs.curriculum import CurriculumConfig
+from configs.environment import EnvironmentConfig, SourceConfig
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", SyntaxWarning)  # a dependency of reasoning_gym compares with `is`
@@ -34,16 +35,10 @@ class ReasoningGymEnvironment(Environment):
         ConfigError: no such task or options, or a curriculum that does not fit the task.
     """
 
-    def __init__(
-        self,
-        *,
-        task: str,
-        options: dict[str, Any],
-        seed: int,
-        train_size: int,
-        validation_size: int,
-        curriculum: CurriculumConfig | None = None,
-    ) -> None:
+    def __init__(self, config: EnvironmentConfig | SourceConfig, seed: int) -> None:
+        task, options, train_size, validation_size = config.task, config.task_options, config.train_size, config.validation_size
+        curriculum = config.curriculum if isinstance(config, EnvironmentConfig) else None  # a source of a mixture has none
+        assert task is not None  # SourceConfig checks it
         if task not in DATASETS:
             raise ConfigError(f"environment.task: reasoning_gym has no task {task!r}; near it: {_near(task, DATASETS)}")
         # Twice the train size in numbers: those that repeat a validation question are passed over.

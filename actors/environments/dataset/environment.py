@@ -10,7 +10,7 @@ from actors.environments.base import Environment, Problem, Split
 from actors.environments.dataset.problems import problem, prompt_digest
 from actors.environments.dataset.rows import Rows
 from configs.base import ConfigError
-from configs.environment import FieldsConfig
+from configs.environment import EnvironmentConfig, SourceConfig
 
 
 class DatasetEnvironment(Environment):
@@ -27,10 +27,10 @@ class DatasetEnvironment(Environment):
         ConfigError: what cannot be read or used, by file, line and column; or too few rows.
     """
 
-    def __init__(
-        self, *, path: str, validation_path: str | None, validation_size: int, fields: FieldsConfig, field: str = "environment"
-    ) -> None:
-        self._path, self._fields, self._field = path, fields, field
+    def __init__(self, config: EnvironmentConfig | SourceConfig, field: str = "environment") -> None:
+        assert config.path is not None  # both configurations check it
+        path, validation_path, validation_size = config.path, config.validation_path, config.validation_size
+        self._path, self._fields, self._field = path, config.fields, field
         rows = Rows.read(path, f"{field}.path")
         self._rows: dict[Split, Rows] = {"train": rows, "validation": rows}
         firsts: dict[bytes, int] = {}

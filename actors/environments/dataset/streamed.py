@@ -23,7 +23,7 @@ from actors.environments.base import Environment, Problem, Split
 from actors.environments.dataset.problems import problem, prompt_digest
 from actors.environments.dataset.rows import Rows, Table, files, json_lines, of_lines, read_table, reading
 from configs.base import ConfigError
-from configs.environment import FieldsConfig
+from configs.environment import EnvironmentConfig
 
 
 @dataclass(frozen=True)
@@ -108,21 +108,18 @@ class StreamedDataset(Environment):
     """Every epoch has the files in another order, and the rows of each block in another. Repeated prompts are not looked for: what was seen
     would have to be held in memory.
 
-    Args:
-        shuffle_buffer: rows of a block.
-
     Raises:
         ConfigError: as `DatasetEnvironment`; of training rows, when they are drawn.
     """
 
-    def __init__(
-        self, *, path: str, validation_path: str, validation_size: int, fields: FieldsConfig, seed: int, shuffle_buffer: int
-    ) -> None:
-        self._fields, self._path, self._seed, self._size = fields, path, seed, shuffle_buffer
-        rows = Rows.read(validation_path, "environment.validation_path")
-        self._validation = [self._read(rows, index) for index in range(min(validation_size, len(rows)))]
+    def __init__(self, config: EnvironmentConfig, seed: int) -> None:
+        assert config.path is not None  # EnvironmentConfig checks both
+        assert config.validation_path is not None
+        self._fields, self._path, self._seed, self._size = config.fields, config.path, seed, config.shuffle_buffer
+        rows = Rows.read(config.validation_path, "environment.validation_path")
+        self._validation = [self._read(rows, index) for index in range(min(config.validation_size, len(rows)))]
         self._held_out = {prompt_digest(one) for one in self._validation}
-        self._reader = BlockReader(path)
+        self._reader = BlockReader(config.path)
         labels = "\n".join(label for _, label in self._reader.files)
         self._files = hashlib.sha256(labels.encode()).hexdigest()
         self._passed = 0

@@ -8,8 +8,6 @@ It runs no verifier itself. It ends when the pool closes its line.
 
 from __future__ import annotations
 
-import array
-import gc
 import os
 import pickle
 import select
@@ -22,10 +20,11 @@ from typing import Any
 
 from actors.environments.scoring import confine, worker
 from actors.environments.scoring.wire import message
+from actors.heap import freeze_heap
 from configs.environment import EnvironmentConfig
 from configs.rewards import AnyReward, ScoringConfig
 
-SPAWN, LONGEST_START = b"w", 64 * 2**20
+SPAWN = b"w"
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,8 @@ class Start:
 def main() -> None:
     """Serve the pool at the socket that is file descriptor number `argv[1]`."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    start: Start = pickle.loads(_first(control))
+    with control.makefile("rb") as incoming:
+        start: Start = pickle.load(incoming)
     sys.path[:] = start.path
     try:
         build = _prepare(start)
@@ -64,8 +64,7 @@ def main() -> None:
         return
     control.sendall(message(ready=True, namespaces=confine.kernel_allows_namespaces()))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for
-    gc.collect()
-    gc.freeze()
+    freeze_heap()
     number = 0
     while (lines := _receive_lines(control)) is not None:
         number = (number + 1) % 2**16
@@ -107,7 +106,8 @@ def _keep(start: Start, build: Callable[[], Mapping[str, Any]], number: int, lin
             _close_all_but(line)
             confine.limit(start.config.memory_mib, start.config.max_processes, number)
             confine.adopt_orphans()
-            worker.run(line, build)
+            worker.serve(line, build)
+            return  # to the end of the process, whatever threads or exit handlers there are
         line.close()
         with_child = os.pidfd_open(child)
         select.select([with_child, leash.fileno()], [], [])
@@ -124,18 +124,8 @@ def _close_all_but(line: socket.socket) -> None:
 
 def _receive_lines(control: socket.socket) -> Sequence[socket.socket] | None:
     # Two file descriptors come with each request: the worker's line, and the keeper's leash.
-    data, ancillary, _, _ = control.recvmsg(1, socket.CMSG_SPACE(2 * 4))
-    if data != SPAWN:
-        return None
-    fds = array.array("i")
-    for _, _, part in ancillary:
-        fds.frombytes(part)
-    return [socket.socket(fileno=fd) for fd in fds]
-
-
-def _first(control: socket.socket) -> bytes:
-    size = int.from_bytes(control.recv(8, socket.MSG_WAITALL), "big")
-    return control.recv(min(size, LONGEST_START), socket.MSG_WAITALL)
+    data, fds, _, _ = socket.recv_fds(control, 1, 2)
+    return [socket.socket(fileno=fd) for fd in fds] if data == SPAWN else None
 
 
 if __name__ == "__main__":

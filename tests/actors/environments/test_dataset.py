@@ -335,8 +335,7 @@ class Sums(Environment):
 
 
 def test_a_generated_prompt_that_a_file_holds_out_is_passed_over(tmp_path: Path) -> None:
-    rows = write(tmp_path / "rows.jsonl", [*numbers(2, 50), *numbers(3)])
-    file = DatasetEnvironment(path=rows, validation_path=None, validation_size=3, fields=FieldsConfig())
+    file = DatasetEnvironment(dataset(write(tmp_path / "rows.jsonl", [*numbers(2, 50), *numbers(3)])))
     environment = Mixture({"sums": Sums(), "file": file}, [1, 1])
     trained = [environment.problem("train", index) for index in range(environment.size("train"))]
     assert {one.question for one in trained} == {f"{i} + {i}" for i in (3, 4, 5, 6, 7, 50, 51)}
