@@ -45,15 +45,17 @@ class Replicated:
 
 @dataclass(frozen=True)
 class Split:
-    """Cut evenly along `dim`: 0 for a column-parallel layer, 1 for a row-parallel layer."""
+    """Each tensor cut evenly along `dim` (0 for a column-parallel layer, 1 for a row-parallel layer), its parts stacked along it."""
 
     dim: int
+    tensors: int = 1
 
     def shard(self, full: Sequence[torch.Tensor], rank: int, size: int) -> torch.Tensor:
-        return full[0].chunk(size, dim=self.dim)[rank]
+        return torch.cat([tensor.chunk(size, dim=self.dim)[rank] for tensor in full], dim=self.dim)
 
     def merge(self, shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [torch.cat(list(shards), dim=self.dim)]
+        parts = [shard.chunk(self.tensors, dim=self.dim) for shard in shards]
+        return [torch.cat(tensor, dim=self.dim) for tensor in zip(*parts, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -67,17 +69,6 @@ class Vocab:
 
     def merge(self, shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [torch.cat(list(shards))[: self.tokens]]
-
-
-class GateUp:
-    """[gate; up], each cut along dimension 0."""
-
-    def shard(self, full: Sequence[torch.Tensor], rank: int, size: int) -> torch.Tensor:
-        return torch.cat([tensor.chunk(size, dim=0)[rank] for tensor in full])
-
-    def merge(self, shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        halves = [shard.chunk(2, dim=0) for shard in shards]
-        return [torch.cat([half[i] for half in halves]) for i in (0, 1)]
 
 
 @dataclass(frozen=True)
@@ -132,7 +123,7 @@ def _layer(hf: Any, layer: int, local: int, stage: int) -> list[Entry]:
         ("self_attention.linear_qkv.weight", tuple(f"{name}.weight" for name in attention), qkv),
         ("self_attention.linear_proj.weight", (f"{source}.self_attn.o_proj.weight",), Split(1)),
         ("pre_mlp_layernorm.weight", (f"{source}.post_attention_layernorm.weight",), Replicated()),
-        ("mlp.linear_fc1.weight", (f"{source}.mlp.gate_proj.weight", f"{source}.mlp.up_proj.weight"), GateUp()),
+        ("mlp.linear_fc1.weight", (f"{source}.mlp.gate_proj.weight", f"{source}.mlp.up_proj.weight"), Split(0, tensors=2)),
         ("mlp.linear_fc2.weight", (f"{source}.mlp.down_proj.weight",), Split(1)),
     ]
     if hf.model_type == "qwen2":
@@ -152,8 +143,11 @@ def load_hf(model: GPTModel, path: str, hf: Any) -> None:
     stage, stages = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_world_size()
     parameters = _parameters(model)
     unfilled = set(parameters)
+    entries = table(hf, stages)
+    if hf.tie_word_embeddings and stages > 1:  # the last stage holds a copy that Megatron keeps equal by summing gradients
+        entries.append(Entry("output_layer.weight", ("model.embed_tokens.weight",), Vocab(hf.vocab_size), stages - 1))
     with torch.no_grad(), _reader(path) as tensor:
-        for entry in _with_tied_output(table(hf, stages), hf, stages):
+        for entry in entries:
             if entry.stage == stage:
                 shard = entry.layout.shard([tensor(name) for name in entry.hf], rank, size)
                 if shard.shape != parameters[entry.megatron].shape:
@@ -182,13 +176,6 @@ def _parameters(model: GPTModel) -> dict[str, torch.nn.Parameter]:
             name = name.replace(fused, plain)
         found[name] = parameter
     return found
-
-
-def _with_tied_output(entries: list[Entry], hf: Any, stages: int) -> list[Entry]:
-    # With tied embeddings over several stages, the last stage holds a copy that Megatron keeps equal by summing gradients.
-    if not hf.tie_word_embeddings or stages == 1:
-        return entries
-    return [*entries, Entry("output_layer.weight", ("model.embed_tokens.weight",), Vocab(hf.vocab_size), stages - 1)]
 
 
 def export_hf(model: GPTModel, hf: Any) -> Iterator[tuple[str, torch.Tensor]]:

@@ -40,7 +40,7 @@ class DatasetEnvironment(Environment):
             only_validated = path == validation_path  # a frozen set, of a model that is not trained
             held_out = self._rows["validation"] = rows if only_validated else Rows.read(validation_path, f"{field}.validation_path")
             validation = list(range(min(validation_size, len(held_out))))
-            digests = set() if only_validated else {prompt_digest(self._read(held_out, index)) for index in validation}
+            digests = set() if only_validated else {prompt_digest(held_out.problem(index, self._fields, field)) for index in validation}
         else:
             if len(firsts) <= validation_size:
                 raise ConfigError(
@@ -59,7 +59,7 @@ class DatasetEnvironment(Environment):
     def problem(self, split: Split, index: int) -> Problem:
         if not 0 <= index < self.size(split):
             raise IndexError(f"{split} problem {index} of {self.size(split)}")
-        return self._read(self._rows[split], int(self._numbers[split][index]))
+        return self._rows[split].problem(int(self._numbers[split][index]), self._fields, self._field)
 
     def leave_out(self, held_out: Container[bytes], elsewhere: Container[bytes] = ()) -> None:
         """Take prompts out of training before the first is drawn.
@@ -83,7 +83,3 @@ class DatasetEnvironment(Environment):
         for table in rows.tables:
             for number, row in enumerate(table.each()):
                 yield prompt_digest(problem(row, self._fields, uid="", place=table.place(number), field=self._field))
-
-    def _read(self, rows: Rows, index: int) -> Problem:
-        table, number = rows.find(index)
-        return problem(table.row(number), self._fields, uid=table.uid(number), place=table.place(number), field=self._field)

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow.parquet as parquet
 
 from actors.environments.base import Environment, Problem, Split
-from actors.environments.dataset.problems import problem, prompt_digest
+from actors.environments.dataset.problems import prompt_digest
 from actors.environments.dataset.rows import Rows, Table, files, json_lines, of_lines, read_table, reading
 from configs.base import ConfigError
 from configs.environment import EnvironmentConfig
@@ -40,7 +40,7 @@ class BlockReader:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._kept: tuple[tuple[str, int], Table] | None = None
+        self._kept: Table | None = None
         with reading(path, "environment.path"):
             self.files = files(path, "environment.path")
 
@@ -64,33 +64,30 @@ class BlockReader:
         return Rows(tables), position
 
     def _part(self, name: str, label: str, position: Position, count: int) -> tuple[Table, Position]:
-        if PurePosixPath(name).suffix == ".jsonl":
+        suffix = PurePosixPath(name).suffix
+        if suffix == ".jsonl":
             return _lines(name, label, position, count)
-        whole = self._group(name, label, position.row) if PurePosixPath(name).suffix == ".parquet" else self._whole(name, label)
-        if whole is None or position.row >= whole.first + len(whole):
+        table = self._kept
+        if table is None or table.name != name or (suffix == ".parquet" and not 0 <= position.row - table.first < len(table)):
+            table = _row_group(name, label, position.row) if suffix == ".parquet" else read_table(name, label)
+        if position.row >= table.first + len(table):
             return Table(name, label, []), Position(position.file + 1)
-        part = whole.part(position.row - whole.first, count)
+        self._kept = table
+        part = table.part(position.row - table.first, count)
         return part, Position(position.file, position.row + len(part))
 
-    def _whole(self, name: str, label: str) -> Table:
-        if self._kept is None or self._kept[0] != (name, 0):
-            self._kept = (name, 0), read_table(name, label)
-        return self._kept[1]
 
-    def _group(self, name: str, label: str, row: int) -> Table | None:
-        """The row group that has row number `row`; None: the file ends before it."""
-        if self._kept is not None and self._kept[0][0] == name and 0 <= row - self._kept[1].first < len(self._kept[1]):
-            return self._kept[1]
-        with fsspec.open(name, "rb") as opened:
-            file = parquet.ParquetFile(opened)
-            first = 0
-            for group in range(file.num_row_groups):
-                rows = file.metadata.row_group(group).num_rows
-                if row < first + rows:
-                    self._kept = (name, group), Table(name, label, file.read_row_group(group), first=first)
-                    return self._kept[1]
-                first += rows
-        return None
+def _row_group(name: str, label: str, row: int) -> Table:
+    """The row group of a Parquet file that has row number `row`; nothing when the file ends before it."""
+    with fsspec.open(name, "rb") as opened:
+        file = parquet.ParquetFile(opened)
+        first = 0
+        for group in range(file.num_row_groups):
+            rows = file.metadata.row_group(group).num_rows
+            if row < first + rows:
+                return Table(name, label, file.read_row_group(group), first=first)
+            first += rows
+    return Table(name, label, [])
 
 
 def _lines(name: str, label: str, position: Position, count: int) -> tuple[Table, Position]:
@@ -117,7 +114,7 @@ class StreamedDataset(Environment):
         assert config.validation_path is not None
         self._fields, self._path, self._seed, self._size = config.fields, config.path, seed, config.shuffle_buffer
         rows = Rows.read(config.validation_path, "environment.validation_path")
-        self._validation = [self._read(rows, index) for index in range(min(config.validation_size, len(rows)))]
+        self._validation = [rows.problem(index, self._fields) for index in range(min(config.validation_size, len(rows)))]
         self._held_out = {prompt_digest(one) for one in self._validation}
         self._reader = BlockReader(config.path)
         labels = "\n".join(label for _, label in self._reader.files)
@@ -138,7 +135,7 @@ class StreamedDataset(Environment):
         first, _ = self._reader.read(list(range(len(self._reader.files))), Position(), 1)
         if not len(first):
             raise ConfigError(f"environment.path: {self._path} is empty: no rows to read")
-        return self._read(first, 0)
+        return first.problem(0, self._fields)
 
     def next_train(self) -> Problem:
         """The next training problem that is not held out.
@@ -149,7 +146,7 @@ class StreamedDataset(Environment):
         fresh = False
         while True:
             if self._drawn < len(self._block):
-                found = self._read(self._block, int(self._shuffled[self._drawn]))
+                found = self._block.problem(int(self._shuffled[self._drawn]), self._fields)
                 self._drawn += 1
                 if prompt_digest(found) not in self._held_out:
                     return found
@@ -193,7 +190,3 @@ class StreamedDataset(Environment):
         self._order = np.random.default_rng((self._seed, epoch)).permutation(len(self._reader.files)).tolist()
         self._block, self._end = self._reader.read(self._order, begin, self._size)
         self._shuffled = np.random.default_rng((self._seed, epoch, number)).permutation(len(self._block))
-
-    def _read(self, rows: Rows, index: int) -> Problem:
-        table, number = rows.find(index)
-        return problem(table.row(number), self._fields, uid=table.uid(number), place=table.place(number))

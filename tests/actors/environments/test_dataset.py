@@ -281,14 +281,14 @@ def test_every_beginning_of_a_mixture_is_within_one_prompt_of_its_weights(sizes:
     bound = 1 - 1 / (2 * len(sizes) - 2) if len(sizes) > 1 else 0  # Tijdeman 1980
     drawn: Counter[str] = Counter()
     for place in range(len(order)):
-        name, number = order[place]
+        source, number = order[place]
+        name = f"s{source}"
         assert number == drawn[name] % named[name]  # each of its prompts once before any again
         drawn[name] += 1
         for other, weight in zip(named, weights, strict=True):
             assert abs(drawn[other] - (place + 1) * weight / sum(weights)) < bound + 1e-6
     assert all(drawn[name] >= size for name, size in named.items())
-    last, _ = order[len(order) - 1]
-    assert drawn[last] == named[last]  # and no longer than that takes
+    assert drawn[name] == named[name]  # the last one: and no longer than that takes
 
 
 def test_an_epoch_that_would_not_end_is_refused() -> None:
