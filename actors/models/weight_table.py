@@ -9,18 +9,15 @@ value head together; fused gate and up are stacked within each tensor-parallel s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
-from safetensors import safe_open
 
-from actors.models.hf import head_dim, weight_files
+from actors.models.hf import head_dim, open_weights
 
 
 class Layout(Protocol):
@@ -146,10 +143,12 @@ def load_hf(model: GPTModel, path: str, hf: Any) -> None:
     entries = table(hf, stages)
     if hf.tie_word_embeddings and stages > 1:  # the last stage holds a copy that Megatron keeps equal by summing gradients
         entries.append(Entry("output_layer.weight", ("model.embed_tokens.weight",), Vocab(hf.vocab_size), stages - 1))
-    with torch.no_grad(), _reader(path) as tensor:
+    with torch.no_grad(), open_weights(path) as files:
         for entry in entries:
             if entry.stage == stage:
-                shard = entry.layout.shard([tensor(name) for name in entry.hf], rank, size)
+                if missing := [name for name in entry.hf if name not in files]:
+                    raise ValueError(f"the model's files have no tensor {missing[0]!r}")
+                shard = entry.layout.shard([files[name].get_tensor(name) for name in entry.hf], rank, size)
                 if shard.shape != parameters[entry.megatron].shape:
                     raise ValueError(
                         f"{', '.join(entry.hf)} in {path} give {entry.megatron} the shape {tuple(shard.shape)}; "
@@ -211,19 +210,3 @@ def _broadcast_over_pp(tensors: list[torch.Tensor], stage: int, count: int, like
     for tensor in tensors:
         torch.distributed.broadcast(tensor, src=source, group=group)
     return tensors
-
-
-@contextmanager
-def _reader(path: str) -> Iterator[Callable[[str], torch.Tensor]]:
-    """Tensors of a directory's safetensors files by name."""
-    with ExitStack() as stack:
-        files = [stack.enter_context(safe_open(file, framework="pt")) for file in weight_files(Path(path))]
-        where = {name: file for file in files for name in file.keys()}  # noqa: SIM118  (not a dict)
-
-        def tensor(name: str) -> torch.Tensor:
-            if name not in where:
-                raise ValueError(f"the model's files have no tensor {name!r}")
-            found: torch.Tensor = where[name].get_tensor(name)
-            return found
-
-        yield tensor

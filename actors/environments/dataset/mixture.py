@@ -61,8 +61,6 @@ class Mixture(Environment):
 
     def _train_problem(self, name: str, number: int) -> Problem:
         source = self._sources[name]
-        if isinstance(source, DatasetEnvironment):
-            return source.problem("train", number)
         # Generated problems are not known before they are made: instead of one that another source holds out comes the next.
         for hop in range(_HOPS):
             found = source.problem("train", (number + hop) % source.size("train"))

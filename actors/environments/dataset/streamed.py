@@ -27,7 +27,7 @@ from configs.environment import EnvironmentConfig
 
 
 @dataclass(frozen=True)
-class Position:
+class _Position:
     """Of the next row to read. `file`: in the epoch's order. `row`: rows (of JSON, lines) of that file before it. `byte`: of JSON lines."""
 
     file: int = 0
@@ -35,7 +35,7 @@ class Position:
     byte: int = 0
 
 
-class BlockReader:
+class _BlockReader:
     """Reads on from any position. Holds one row group of one Parquet file at a time; of a .json document, the whole."""
 
     def __init__(self, path: str) -> None:
@@ -44,15 +44,8 @@ class BlockReader:
         with reading(path, "environment.path"):
             self.files = files(path, "environment.path")
 
-    def read(self, order: list[int], position: Position, count: int) -> tuple[Rows, Position]:
-        """The next `count` rows, fewer only at the end of the last file, and where they end.
-
-        Args:
-            order: of the files.
-
-        Raises:
-            ConfigError: a file that cannot be read.
-        """
+    def read(self, order: list[int], position: _Position, count: int) -> tuple[Rows, _Position]:
+        """The next `count` rows in this order of the files, fewer only at the end of the last one, and where they end."""
         tables: list[Table] = []
         while count and position.file < len(order):
             name, label = self.files[order[position.file]]
@@ -63,7 +56,7 @@ class BlockReader:
             count -= len(table)
         return Rows(tables), position
 
-    def _part(self, name: str, label: str, position: Position, count: int) -> tuple[Table, Position]:
+    def _part(self, name: str, label: str, position: _Position, count: int) -> tuple[Table, _Position]:
         suffix = PurePosixPath(name).suffix
         if suffix == ".jsonl":
             return _lines(name, label, position, count)
@@ -71,10 +64,10 @@ class BlockReader:
         if table is None or table.name != name or (suffix == ".parquet" and not 0 <= position.row - table.first < len(table)):
             table = _row_group(name, label, position.row) if suffix == ".parquet" else read_table(name, label)
         if position.row >= table.first + len(table):
-            return Table(name, label, []), Position(position.file + 1)
+            return Table(name, label, []), _Position(position.file + 1)
         self._kept = table
         part = table.part(position.row - table.first, count)
-        return part, Position(position.file, position.row + len(part))
+        return part, _Position(position.file, position.row + len(part))
 
 
 def _row_group(name: str, label: str, row: int) -> Table:
@@ -90,15 +83,15 @@ def _row_group(name: str, label: str, row: int) -> Table:
     return Table(name, label, [])
 
 
-def _lines(name: str, label: str, position: Position, count: int) -> tuple[Table, Position]:
+def _lines(name: str, label: str, position: _Position, count: int) -> tuple[Table, _Position]:
     found: list[tuple[int, bytes]] = []
     with fsspec.open(name, "rb") as file:
         file.seek(position.byte)
         for number, line in json_lines(file, before=position.row):
             found.append((number, line))
             if len(found) == count:
-                return of_lines(name, label, found), Position(position.file, number, file.tell())
-    return of_lines(name, label, found), Position(position.file + 1)
+                return of_lines(name, label, found), _Position(position.file, number, file.tell())
+    return of_lines(name, label, found), _Position(position.file + 1)
 
 
 class StreamedDataset(Environment):
@@ -116,11 +109,11 @@ class StreamedDataset(Environment):
         rows = Rows.read(config.validation_path, "environment.validation_path")
         self._validation = [rows.problem(index, self._fields) for index in range(min(config.validation_size, len(rows)))]
         self._held_out = {prompt_digest(one) for one in self._validation}
-        self._reader = BlockReader(config.path)
+        self._reader = _BlockReader(config.path)
         labels = "\n".join(label for _, label in self._reader.files)
         self._files = hashlib.sha256(labels.encode()).hexdigest()
         self._passed = 0
-        self._load(0, 0, Position())
+        self._load(0, 0, _Position())
 
     def size(self, split: Split) -> int:
         """Of training rows it is not known before they are read: 1 stands for "not empty"."""
@@ -132,7 +125,7 @@ class StreamedDataset(Environment):
             raise IndexError(f"{split} problem {index} of {self.size(split)}")
         if split == "validation":
             return self._validation[index]
-        first, _ = self._reader.read(list(range(len(self._reader.files))), Position(), 1)
+        first, _ = self._reader.read(list(range(len(self._reader.files))), _Position(), 1)
         if not len(first):
             raise ConfigError(f"environment.path: {self._path} is empty: no rows to read")
         return first.problem(0, self._fields)
@@ -157,7 +150,7 @@ class StreamedDataset(Environment):
                 raise ConfigError(f"environment.path: {self._path} has no row that is not held out: nothing to train on")
             else:
                 fresh = True
-                self._load(self._epoch + 1, 0, Position())
+                self._load(self._epoch + 1, 0, _Position())
 
     def stream_state(self) -> dict[str, Any]:
         """Where it stands; JSON. `passed`: rows passed over so far because they are held out."""
@@ -183,9 +176,9 @@ class StreamedDataset(Environment):
                 "resume with the data and the setting that it began with"
             )
         self._passed = state["passed"]
-        self._load(state["epoch"], state["block"], Position(**state["begins"]), state["drawn"])
+        self._load(state["epoch"], state["block"], _Position(**state["begins"]), state["drawn"])
 
-    def _load(self, epoch: int, number: int, begin: Position, drawn: int = 0) -> None:
+    def _load(self, epoch: int, number: int, begin: _Position, drawn: int = 0) -> None:
         self._epoch, self._number, self._begin, self._drawn = epoch, number, begin, drawn
         self._order = np.random.default_rng((self._seed, epoch)).permutation(len(self._reader.files)).tolist()
         self._block, self._end = self._reader.read(self._order, begin, self._size)

@@ -67,9 +67,9 @@ class Dispatch:
         self.batches.append(batch)
 
     def assign(self, worker: int, now: float) -> list[Call]:
-        """The next calls for a worker that has none; empty when none waits."""
+        """The next calls for a worker; empty when none waits, or the worker has not rested from others."""
         if worker in self._busy:
-            raise ValueError(f"worker {worker} has calls already")
+            return []
         size = min(_LARGEST_CHUNK, max(1, len(self._waiting) // (2 * self._workers)))
         chunk: list[Call] = []
         while self._waiting and len(chunk) < size:
@@ -136,11 +136,6 @@ class Dispatch:
         times = [self._due(busy) for busy in self._busy.values() if busy.calls]
         times += [batch.deadline for batch in self.batches]
         return min(times, default=None)
-
-    @property
-    def idle(self) -> bool:
-        """Whether no call waits."""
-        return not self._waiting
 
     def _due(self, busy: _Busy) -> float:
         call = busy.calls[0]

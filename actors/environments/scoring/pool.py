@@ -53,7 +53,6 @@ class _Worker:
     leash: socket.socket
     deadline: float | None  # until it is ready; None: it is
     lines: Lines = field(default_factory=Lines)
-    resting: bool = True
 
 
 class ScoringPool:
@@ -75,7 +74,7 @@ class ScoringPool:
         self._workers: dict[int, _Worker] = {}
         self._leaving: set[socket.socket] = set()  # leashes of keepers that have not ended yet
         self._closing = False
-        self._error: BaseException | None = None
+        self._end: BaseException = PoolClosedError("the scoring processes have ended: the run is over")
         self.replaced = 0
         self._zygote, self._control, self.namespaces = _start_zygote(start)
         self._selector = selectors.DefaultSelector()
@@ -108,8 +107,8 @@ class ScoringPool:
         numbered = [Call(next(self._numbers), *call) for call in calls]
         batch = Batch(numbered, time.monotonic() + self._start.config.batch_timeout_s)
         with self._lock:
-            if self._closing or self._error is not None:
-                raise self._ended()
+            if self._closing:
+                raise self._end
             self._added.append(batch)
         self._wake()
         return batch.future.result()
@@ -140,7 +139,7 @@ class ScoringPool:
                     self._read(key.data)
                 self._end_late()
         except BaseException as error:  # noqa: BLE001  (every caller hears of it)
-            self._error = error
+            self._end = error
             if not self._first_ready.done():
                 self._first_ready.set_exception(error)
         finally:
@@ -154,10 +153,7 @@ class ScoringPool:
 
     def _assign(self) -> None:
         for worker in list(self._workers.values()):
-            if self._dispatch.idle:
-                return
-            if worker.resting and worker.deadline is None and (calls := self._dispatch.assign(worker.number, time.monotonic())):
-                worker.resting = False
+            if worker.deadline is None and (calls := self._dispatch.assign(worker.number, time.monotonic())):
                 try:
                     worker.line.sendall(pickle.dumps(calls))
                 except OSError:
@@ -195,7 +191,6 @@ class ScoringPool:
                 self._first_ready.set_result(None)
         elif "rest" in values:
             self._dispatch.rested(worker.number)
-            worker.resting = True
             if values.get("dirty"):
                 self._replace(worker, "failed", "")
         else:
@@ -251,14 +246,11 @@ class ScoringPool:
         for worker in list(self._workers.values()):
             self._let_go(worker)
         for batch in waiting:
-            batch.future.set_exception(self._ended())
+            batch.future.set_exception(self._end)
         deadline = time.monotonic() + _END_S
         for leash in self._leaving:
             _has_ended(leash, max(0.0, deadline - time.monotonic()))
         self._selector.close()
-
-    def _ended(self) -> BaseException:
-        return self._error or PoolClosedError("the scoring processes have ended: the run is over")
 
     def _wake(self) -> None:
         with suppress(OSError):
