@@ -147,16 +147,5 @@ class EngineDiedError(ActorGoneError):
         return self._message
 
 
-class NoEngineError(RuntimeError):
-    """Every engine is dead. The message lists them with their reasons.
-
-    Attributes:
-        request_ids: of submitted requests that end with this.
-    """
-
-    def __init__(self, message: str, request_ids: tuple[str, ...] = ()) -> None:
-        super().__init__(message, request_ids)
-        self.request_ids, self._message = request_ids, message
-
-    def __str__(self) -> str:
-        return self._message
+class NoEngineError(EngineDiedError):
+    """Every engine is dead. The message lists them with their reasons; `request_ids` are of the submitted requests that end with this."""

@@ -2,28 +2,31 @@
 
     Engine ──start, abort, load──► InProcess   LLMEngine stepped by a thread of this process        (in_process.py)
        ▲                           Async       AsyncLLM on a loop, engine core in its own process   (streaming.py)
-       └──────finished, failed─────────┘
+       └──────finished, failed─────────┘       from the executor's thread
 
 Imports vLLM (15 s): import it only in the engine's process, after `engine.prepare_process`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vllm.config import WeightTransferConfig
+from vllm.config import ModelConfig, WeightTransferConfig
 from vllm.inputs.engine import TokensInput, tokens_input
-from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.output_processor import OutputProcessor
 
 from actors.generation.types import GenerationTimeoutError, UpdateOptions
-from actors.generation.versions import Segments, TokenVersions
+from actors.generation.versions import TokenVersions
 from actors.refit.transport import UpdateInfo
 from configs.rollout import GenerationConfig
+
+if TYPE_CHECKING:
+    from actors.generation.engine import Engine
 
 
 class Job(NamedTuple):
@@ -34,34 +37,31 @@ class Job(NamedTuple):
     params: SamplingParams
 
 
-class Sink(Protocol):
-    """Where an executor reports. Called from the executor's thread."""
+class Executor(ABC):
+    """What `Engine` needs of vLLM. Calls may come from several threads; `load`, `sleep` and `wake_up` one at a time."""
 
-    def finished(self, key: str, output: RequestOutput, segments: Segments) -> None:
-        """A request has ended by itself: once for each that is not aborted."""
+    def __init__(self, engine: Engine) -> None:
+        self.versions = TokenVersions()
+        self.updating = ""  # what `load` is doing; empty outside it
+        self.asleep = False
+        self._engine = engine
 
-    def failed(self, doing: str, error: BaseException) -> None:
-        """vLLM raised; nothing more will be reported."""
+    def _read_limits(self, config: ModelConfig) -> None:
+        self.max_model_len, self.vocab_size = int(config.max_model_len), int(config.get_vocab_size())
 
-
-class Executor(Protocol):
-    """What `Engine` needs of vLLM. Calls may come from several threads; `load` one at a time."""
-
-    max_model_len: int
-    vocab_size: int
-    versions: TokenVersions
-    updating: str  # what `load` is doing; empty outside it
-    asleep: bool
-
+    @abstractmethod
     def start(self, jobs: Sequence[Job]) -> None:
         """Let them join the running requests, all between the same two steps. Does not wait."""
 
+    @abstractmethod
     def abort(self, keys: Sequence[str]) -> None:
         """Stop those that still run. Does not wait; one that ends meanwhile is reported."""
 
+    @abstractmethod
     def join_transfer(self, init_info: dict[str, Any], timeout_s: float) -> None:
         """vLLM's init_weight_transfer_engine."""
 
+    @abstractmethod
     def load(self, infos: Iterable[UpdateInfo], version: int, options: UpdateOptions, timeout_s: float) -> float:
         """Load complete, checked weights; wake up for it. Returns the seconds for which running requests stood still.
 
@@ -71,15 +71,19 @@ class Executor(Protocol):
             GenerationTimeoutError: mode "wait", and requests still ran at the deadline. Nothing was loaded; they go on.
         """
 
+    @abstractmethod
     def sleep(self, level: int, timeout_s: float) -> None:
         """Free the GPU memory of the KV cache and the weights (`GenerationConfig.sleep_level`). Nothing may run."""
 
+    @abstractmethod
     def wake_up(self, timeout_s: float) -> None:
         """Take the memory again, with the weights that were kept."""
 
     def died(self) -> bool:
         """Whether a process that vLLM started is gone. Does not wait."""
+        return False
 
+    @abstractmethod
     def shutdown(self) -> None:
         """End vLLM and its processes."""
 
