@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models import ModelRegistry
@@ -25,11 +25,8 @@ from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from actors.generation.types import UpdateOptions
-from actors.generation.vllm_executors import Executor, Job, must_reset, overdue, prompt_input, record_versions
+from actors.generation.vllm_executors import Executor, Job, Sink, must_reset, overdue, prompt_input, record_versions
 from actors.refit.transport import UpdateInfo
-
-if TYPE_CHECKING:
-    from actors.generation.engine import Engine
 
 _STEP_S = 60.0  # longer than any step: an update that waits notices its own deadline between two of them
 
@@ -46,8 +43,8 @@ class _Asked:
 class InProcess(Executor):
     """While nothing else runs, a fixed list of jobs gives the same batches, hence the same bits, each time."""
 
-    def __init__(self, arguments: dict[str, Any], engine: Engine) -> None:
-        super().__init__(engine)
+    def __init__(self, arguments: dict[str, Any], sink: Sink) -> None:
+        super().__init__(sink)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._due: _Asked | None = None  # waits for the running requests to end
         self._held: list[Job] = []  # started meanwhile
@@ -122,7 +119,7 @@ class InProcess(Executor):
             self._error = error
             if self._asked is not None and not self._asked.pause_s.done():
                 self._asked.pause_s.set_exception(error)
-            self._engine.failed(self._doing, error)
+            self._sink.failed(self._doing, error)
 
     def _rpc(self, method: str, **arguments: Any) -> None:
         self._llm.collective_rpc(method, kwargs=arguments)
@@ -158,7 +155,7 @@ class InProcess(Executor):
     def _step(self) -> None:
         for output in self._llm.step():
             segments = self.versions.pop(output.request_id)
-            self._engine.finished(output.request_id, cast(RequestOutput, output), segments)  # pooling models are not served here
+            self._sink.finished(output.request_id, cast(RequestOutput, output), segments)  # pooling models are not served here
 
     def _add(self, jobs: Sequence[Job]) -> None:
         if self._due is not None:

@@ -11,7 +11,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Coroutine, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -20,11 +20,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from actors.generation.types import UpdateOptions
-from actors.generation.vllm_executors import Executor, Job, must_reset, overdue, prompt_input, record_versions
+from actors.generation.vllm_executors import Executor, Job, Sink, must_reset, overdue, prompt_input, record_versions
 from actors.refit.transport import UpdateInfo
-
-if TYPE_CHECKING:
-    from actors.generation.engine import Engine
 
 _LOOK_S = 0.01  # between two looks at whether the running requests have ended
 
@@ -32,8 +29,8 @@ _LOOK_S = 0.01  # between two looks at whether the running requests have ended
 class Async(Executor):
     """Everything but construction and shutdown runs on the loop."""
 
-    def __init__(self, arguments: dict[str, Any], engine: Engine, timeout_s: float) -> None:
-        super().__init__(engine)
+    def __init__(self, arguments: dict[str, Any], sink: Sink, timeout_s: float) -> None:
+        super().__init__(sink)
         self._loop = asyncio.new_event_loop()
         self._door = asyncio.Lock()  # held while requests are added, and during an update
         self._wanted: set[str] = set()  # started, neither ended nor aborted
@@ -108,7 +105,7 @@ class Async(Executor):
             try:
                 await work
             except Exception as error:  # noqa: BLE001  (there is no caller to raise it to)
-                self._engine.failed("generate", error)
+                self._sink.failed("generate", error)
 
         task = self._loop.create_task(guarded())
         self._tasks.add(task)  # the loop itself keeps only a weak reference
@@ -127,7 +124,7 @@ class Async(Executor):
             output = cast(RequestOutput, await outputs.get())  # final ones only, so the first is the last
             segments = self.versions.pop(key)
             if key in self._wanted:
-                self._engine.finished(key, output, segments)
+                self._sink.finished(key, output, segments)
         finally:
             self._wanted.discard(key)
             self._running.discard(key)

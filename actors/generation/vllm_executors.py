@@ -2,7 +2,7 @@
 
     Engine ──start, abort, load──► InProcess   LLMEngine stepped by a thread of this process        (in_process.py)
        ▲                           Async       AsyncLLM on a loop, engine core in its own process   (streaming.py)
-       └──────finished, failed─────────┘       from the executor's thread
+       └──────finished, failed─────────┘
 
 Imports vLLM (15 s): import it only in the engine's process, after `engine.prepare_process`.
 """
@@ -11,22 +11,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from vllm.config import ModelConfig, WeightTransferConfig
 from vllm.inputs.engine import TokensInput, tokens_input
+from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.output_processor import OutputProcessor
 
 from actors.generation.types import GenerationTimeoutError, UpdateOptions
-from actors.generation.versions import TokenVersions
+from actors.generation.versions import Segments, TokenVersions
 from actors.refit.transport import UpdateInfo
 from configs.rollout import GenerationConfig
-
-if TYPE_CHECKING:
-    from actors.generation.engine import Engine
 
 
 class Job(NamedTuple):
@@ -37,14 +35,22 @@ class Job(NamedTuple):
     params: SamplingParams
 
 
+class Sink(Protocol):
+    """Where an executor reports, from its thread: the engine."""
+
+    def finished(self, key: str, output: RequestOutput, segments: Segments) -> None: ...
+
+    def failed(self, doing: str, error: BaseException) -> None: ...
+
+
 class Executor(ABC):
     """What `Engine` needs of vLLM. Calls may come from several threads; `load`, `sleep` and `wake_up` one at a time."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, sink: Sink) -> None:
         self.versions = TokenVersions()
         self.updating = ""  # what `load` is doing; empty outside it
         self.asleep = False
-        self._engine = engine
+        self._sink = sink
 
     def _read_limits(self, config: ModelConfig) -> None:
         self.max_model_len, self.vocab_size = int(config.max_model_len), int(config.get_vocab_size())
