@@ -97,11 +97,6 @@ class Engine:
         self._executor: Executor
         self._layout: WeightLayout
 
-    @property
-    def weight_version(self) -> int:
-        """0 for the weights of `model_path`, else the version of the last update."""
-        return self._executor.versions.current if self._state not in ("new", "stopped") else 0
-
     def ready(self) -> str:
         """Start: import vLLM, load the model, make the KV cache. Returns a line for the log.
 
@@ -212,13 +207,13 @@ class Engine:
 
     @ray.method(concurrency_group="feed")
     def feed(self, transfer_id: str, info: UpdateInfo) -> None:
-        """`Transport.feed`: a piece of the weights. Returns when it is loaded."""
-        self._transport.feed(transfer_id, info)
+        """As `Incoming.feed`: a piece of the weights. Returns when it is loaded."""
+        self._transport.incoming(transfer_id).feed(info)
 
     @ray.method(concurrency_group="health")
     def abandon_transfer(self, transfer_id: str, reason: str) -> None:
-        """`Transport.abandon`: the policy cannot send the rest."""
-        self._transport.abandon(transfer_id, reason)
+        """The policy cannot send the rest: the update that waits for it fails now."""
+        self._transport.incoming(transfer_id).close(reason)
 
     @ray.method(concurrency_group="update")
     def sleep(self) -> None:
@@ -244,7 +239,8 @@ class Engine:
         if self._state == "ready" and self._executor.died():
             self._fail("health: vLLM's engine core is dead")
         updating = self._executor.updating if self._state == "ready" else ""
-        return EngineHealth(self._state, self.weight_version, len(self._open), self._failure, updating)
+        version = self._executor.versions.current if self._state not in ("new", "stopped") else 0
+        return EngineHealth(self._state, version, len(self._open), self._failure, updating)
 
     def shutdown(self) -> None:
         """End vLLM and its processes. Idempotent."""

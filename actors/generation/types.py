@@ -104,7 +104,7 @@ class EngineHealth:
     """What an engine says of itself.
 
     Attributes:
-        failure: empty unless the state is "failed".
+        weight_version: of the last update; 0 before any. failure: empty unless the state is "failed".
         updating: what an update of the weights is doing; empty when there is none.
     """
 
