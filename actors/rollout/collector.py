@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import ray
@@ -28,8 +27,7 @@ from actors.generation.pool import EnginePool
 from actors.heap import freeze_heap
 from actors.models.hf import check_model_dir
 from actors.rollout.assemble import TRAIN_FIELDS
-from actors.rollout.group_requests import group_requests
-from actors.rollout.loop import Pace, RolloutLoop
+from actors.rollout.loop import RolloutLoop
 from actors.rollout.prompts import PromptEncoder, PromptStream
 from actors.rollout.samples import SLOWEST, Progress, StepReport, Validation
 from actors.rollout.scoring import Scoring
@@ -129,19 +127,16 @@ class Collector:
         ahead = self._config.mode == "async"
         self._loop = RolloutLoop(
             stream=self._stream,
-            requests=partial(group_requests, rollout=self._config.rollout, seed=self._config.seed),
-            rows=self._config.rollout.responses_per_prompt,
+            rollout=self._config.rollout,
+            seed=self._config.seed,
             pool=self._new_pool(),  # a pool belongs to one thread
             scoring=Scoring(
                 self._scorer, self._rollout_encoder, self._plane, self._partition, self._config.deadlines.score, replaces=ahead
             ),
             ledger=find(self._ledger, self._namespace),
-            pace=Pace(
-                at_once=_AHEAD if ahead else self._config.rollout.prompts_per_step,
-                ahead=ahead,
-                outlives_engines=ahead,
-                sleeps=self._config.generation.sleep_level > 0 and not ahead,
-            ),
+            at_once=_AHEAD if ahead else self._config.rollout.prompts_per_step,
+            ahead=ahead,
+            sleeps=self._config.generation.sleep_level > 0 and not ahead,
             shown=self._config.logged_samples,
         )
 

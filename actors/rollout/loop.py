@@ -18,8 +18,6 @@ import pickle
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -28,14 +26,15 @@ from actors import names
 from actors.environments.scoring.verdict import Verdict
 from actors.environments.scoring.verdict import metrics as scoring_metrics
 from actors.generation.pool import EnginePool
-from actors.generation.types import EngineDiedError, GenerationRequest
-from actors.rollout.in_flight import InFlight, PromptGroup
+from actors.generation.types import EngineDiedError
+from actors.rollout.in_flight import InFlight, PromptGroup, group_requests
 from actors.rollout.ledger_actor import Places
 from actors.rollout.prompts import DrawnPrompt, PromptStream
 from actors.rollout.samples import SLOWEST, Progress, Sample, SlowSample, StepReport, slowest
 from actors.rollout.scoring import Scoring, Written, observe, shown
 from actors.rollout.transitions import Committed
 from actors.waiting import ActorTimeoutError, wait
+from configs.rollout import RolloutConfig
 
 _POLL_S = 0.1  # longest wait for one thing before a look at the others
 _PLACE_S = 1.0  # longest wait of one `reserve`, inside the ledger
@@ -44,30 +43,16 @@ _JOIN_S = 30.0
 _DOING = {"generate": "time/generate", "score": "time/score_and_store", "idle": "idle/generator_s"}  # and the metric of its seconds
 
 
-@dataclass(frozen=True)
-class Pace:
-    """How the loop takes places.
-
-    Attributes:
-        at_once: number of prompts asked for together. ahead: whether places are taken while other groups are in flight.
-        outlives_engines: whether it goes on with the remaining engines when one dies.
-        sleeps: whether engines sleep when all groups are stored.
-    """
-
-    at_once: int
-    ahead: bool
-    outlives_engines: bool
-    sleeps: bool
-
-
 class RolloutLoop:
     """Begins at once, and goes on until `stop`.
 
     Args:
         stream: source of prompts; only the loop's thread draws from it.
-        requests: function that makes the requests of a group.
-        rows: number of responses per prompt.
+        seed: of the run.
         ledger: handle of the ledger's actor.
+        at_once: number of prompts that places are asked for together.
+        ahead: whether places are taken while other groups are in flight, and it goes on with the remaining engines when one dies.
+        sleeps: whether engines sleep when all groups are stored.
         shown: largest number of samples in a report.
     """
 
@@ -75,16 +60,19 @@ class RolloutLoop:
         self,
         *,
         stream: PromptStream,
-        requests: Callable[[PromptGroup], list[GenerationRequest]],
-        rows: int,
+        rollout: RolloutConfig,
+        seed: int,
         pool: EnginePool,
         scoring: Scoring,
         ledger: Any,
-        pace: Pace,
+        at_once: int,
+        ahead: bool,
+        sleeps: bool,
         shown: int,
     ) -> None:
-        self._stream, self._requests, self._rows, self._pace = stream, requests, rows, pace
+        self._stream, self._rollout, self._seed = stream, rollout, seed
         self._pool, self._scoring, self._ledger = pool, scoring, ledger
+        self._at_once, self._ahead, self._sleeps = at_once, ahead, sleeps
         self._flying = InFlight()
         self._drawn: deque[DrawnPrompt] = deque()
         self._begun: dict[str, Written | None] = {}  # groups in the order of drawing, until those before them are noted
@@ -113,15 +101,13 @@ class RolloutLoop:
         self._ended.wait(wait_s)
         with self._lock:
             log, self._log = tuple(self._log), []
-            seconds = time.monotonic() - self._began
-            ended = self._ended.is_set()
             return Progress(
                 groups=self._groups,
                 tokens=self._tokens,
-                seconds=seconds,
+                seconds=time.monotonic() - self._began,
                 in_flight=self._in_flight,
                 log=log,
-                ended=ended,
+                ended=self._ended.is_set(),
                 error=self._error,
             )
 
@@ -179,7 +165,7 @@ class RolloutLoop:
             for place in places.given:
                 drawn = self._drawn.popleft()
                 begun.append(PromptGroup(drawn.problem, drawn.token_ids, place))
-            if begun and not self._pace.ahead:
+            if begun and not self._ahead:
                 break  # the next are drawn when these are stored
         if not begun:
             return
@@ -187,15 +173,16 @@ class RolloutLoop:
             self._flying.add(group)
             self._begun[group.uid] = None
         self._count()
-        self._pool.submit([request for group in begun for request in self._requests(group)])
+        self._pool.submit([request for group in begun for request in group_requests(group, self._rollout, self._seed)])
 
     def _places(self, wait_s: float) -> Places | None:
         """The result of the pending `reserve`, if it comes within `wait_s` seconds."""
         if self._asked is None:
-            if not self._pace.ahead and (self._flying or self._scoring):
+            if not self._ahead and (self._flying or self._scoring):
                 return None
-            self._drawn += self._stream.draw_encoded(self._pace.at_once - len(self._drawn))
-            self._asked = self._ledger.reserve.remote([drawn.uid for drawn in self._drawn], self._rows, _PLACE_S)
+            self._drawn += self._stream.draw_encoded(self._at_once - len(self._drawn))
+            uids = [drawn.uid for drawn in self._drawn]
+            self._asked = self._ledger.reserve.remote(uids, self._rollout.responses_per_prompt, _PLACE_S)
             self._asked_at = time.monotonic()
         ready, _ = ray.wait([self._asked], timeout=wait_s)
         if not ready:
@@ -222,7 +209,7 @@ class RolloutLoop:
         Raises:
             EngineDiedError: it was the last, or the run does not go on without one.
         """
-        if not self._pool.alive or not self._pace.outlives_engines:
+        if not self._pool.alive or not self._ahead:
             raise error
         for uid in self._flying.groups_of(error.request_ids):
             self._fail(uid, str(error))
@@ -238,7 +225,7 @@ class RolloutLoop:
         for done in scored:
             if done.meta is None:
                 self._ask("fail", done.group.uid, f"no reward: {next(v.error for v in done.verdicts if v.drop == 'group')}")
-        if self._pace.sleeps and not self._flying and not self._scoring:
+        if self._sleeps and not self._flying and not self._scoring:
             self._pool.sleep()  # before the trainer hears of the last group: it needs the memory
         stored = [
             Committed(done.group.uid, meta, min(tag["start_version"] for tag in meta.tags), max(tag["end_version"] for tag in meta.tags))
