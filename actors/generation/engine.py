@@ -16,7 +16,8 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -95,11 +96,6 @@ class Engine:
         self._numbers = itertools.count()  # a key is never used again: an aborted request may still end under its own
         self._executor: Executor
         self._layout: WeightLayout
-
-    @property
-    def weight_version(self) -> int:
-        """0 for the weights of `model_path`, else the version of the last update."""
-        return self._executor.versions.current if self._state not in ("new", "stopped") else 0
 
     def ready(self) -> str:
         """Start: import vLLM, load the model, make the KV cache. Returns a line for the log.
@@ -210,14 +206,8 @@ class Engine:
         """
         self._must_be_ready()
         receiving = self._transport.receive(offered, self._layout, self._config.executor == "in_process")
-        with self._updating, receiving as (infos, size):
-            self._must_be_ready()
-            try:
-                pause_s = self._executor.load(infos, version, options, self._config.timeout_s)
-            except GenerationTimeoutError:
-                raise
-            except Exception as error:
-                raise self._fail(_reason(f"update to weight version {version}", error)) from error
+        with self._updating, receiving as (infos, size), self._vllm(f"update to weight version {version}"):
+            pause_s = self._executor.load(infos, version, options, self._config.timeout_s)
         return WeightUpdate(bytes=size, pause_s=pause_s)
 
     @ray.method(concurrency_group="update")
@@ -227,21 +217,18 @@ class Engine:
         Raises:
             EngineFailedError: it did not come about within `timeout_s`.
         """
-        self._must_be_ready()
-        try:
+        with self._vllm("joining the policy's broadcast"):
             self._executor.join_transfer(init_info, self._config.timeout_s)
-        except Exception as error:
-            raise self._fail(_reason("joining the policy's broadcast", error)) from error
 
     @ray.method(concurrency_group="feed")
     def feed(self, transfer_id: str, info: UpdateInfo) -> None:
-        """`Transport.feed`: a piece of the weights. Returns when it is loaded."""
-        self._transport.feed(transfer_id, info)
+        """As `Incoming.feed`: a piece of the weights. Returns when it is loaded."""
+        self._transport.incoming(transfer_id).feed(info)
 
     @ray.method(concurrency_group="health")
     def abandon_transfer(self, transfer_id: str, reason: str) -> None:
-        """`Transport.abandon`: the policy cannot send the rest."""
-        self._transport.abandon(transfer_id, reason)
+        """The policy cannot send the rest: the update that waits for it fails now."""
+        self._transport.incoming(transfer_id).close(reason)
 
     @ray.method(concurrency_group="update")
     def sleep(self) -> None:
@@ -258,10 +245,8 @@ class Engine:
         with self._updating:
             if self._executor.asleep:
                 return
-            try:
+            with self._vllm("sleep"):
                 self._executor.sleep(self._config.sleep_level, self._config.timeout_s)
-            except Exception as error:
-                raise self._fail(_reason("sleep", error)) from error
 
     @ray.method(concurrency_group="health")
     def health(self) -> EngineHealth:
@@ -269,7 +254,8 @@ class Engine:
         if self._state == "ready" and self._executor.died():
             self._fail("health: vLLM's engine core is dead")
         updating = self._executor.updating if self._state == "ready" else ""
-        return EngineHealth(self._state, self.weight_version, len(self._open), self._failure, updating)
+        version = self._executor.versions.current if self._state not in ("new", "stopped") else 0
+        return EngineHealth(self._state, version, len(self._open), self._failure, updating)
 
     def shutdown(self) -> None:
         """End vLLM and its processes. Idempotent."""
@@ -279,7 +265,7 @@ class Engine:
             self._mailboxes.close()
 
     def finished(self, key: str, output: RequestOutput, segments: Segments) -> None:
-        """From the executor: a request has ended."""
+        """From the executor: a request has ended by itself. Once for each that is not aborted."""
         with self._lock:
             owner = self._owners.get(key)
         if owner is None:
@@ -292,8 +278,20 @@ class Engine:
         self._mailboxes.put(owner[0], result)
 
     def failed(self, doing: str, error: BaseException) -> None:
-        """From the executor: vLLM raised."""
-        self._fail(_reason(doing, error))
+        """From the executor: vLLM raised; it reports nothing more."""
+        self._fail(f"{doing}: vLLM raised {type(error).__name__}: {error}")
+
+    @contextmanager
+    def _vllm(self, doing: str) -> Iterator[None]:
+        """What vLLM raises inside ends the engine; it must be ready."""
+        self._must_be_ready()
+        try:
+            yield
+        except GenerationTimeoutError:
+            raise
+        except Exception as error:
+            self.failed(doing, error)
+            raise EngineFailedError(self._failure) from error
 
     def _wake_up(self) -> None:
         with self._updating:
@@ -309,7 +307,7 @@ class Engine:
         if self._state != "ready":
             raise RuntimeError(f"the engine is {self._state}, not ready")
 
-    def _fail(self, reason: str) -> EngineFailedError:
+    def _fail(self, reason: str) -> None:
         with self._lock:
             if self._state == "ready":  # the first reason stays
                 self._state, self._failure = "failed", reason
@@ -317,7 +315,6 @@ class Engine:
             self._open.clear()
             self._owners.clear()
         self._mailboxes.close()
-        return EngineFailedError(self._failure)
 
 
 def engine_actor_class(cls: type[Engine] = Engine) -> Any:
@@ -328,7 +325,3 @@ def engine_actor_class(cls: type[Engine] = Engine) -> Any:
     """
     remote: Any = ray.remote  # Ray's stubs do not know concurrency_groups on classes
     return remote(concurrency_groups={"submit": 1, "collect": COLLECTORS, "update": 1, "feed": 1, "health": 1})(cls)
-
-
-def _reason(doing: str, error: BaseException) -> str:
-    return f"{doing}: vLLM raised {type(error).__name__}: {error}"

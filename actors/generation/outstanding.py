@@ -58,7 +58,8 @@ class Outstanding:
 
     def none_alive(self, request_ids: tuple[str, ...] = ()) -> NoEngineError:
         """The error to raise when no engine is left."""
-        return NoEngineError("no engine is alive: " + "; ".join(f"{name}: {reason}" for name, reason in self.dead.items()), request_ids)
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in self.dead.items())
+        return NoEngineError(", ".join(self.dead), f"no engine is alive: {reasons}", request_ids)
 
     def at(self, engine: str) -> tuple[str, ...]:
         """Ids of the requests that the engine has."""

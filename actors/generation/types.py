@@ -104,7 +104,7 @@ class EngineHealth:
     """What an engine says of itself.
 
     Attributes:
-        failure: empty unless the state is "failed".
+        weight_version: of the last update; 0 before any. failure: empty unless the state is "failed".
         updating: what an update of the weights is doing; empty when there is none.
     """
 
@@ -147,16 +147,5 @@ class EngineDiedError(ActorGoneError):
         return self._message
 
 
-class NoEngineError(RuntimeError):
-    """Every engine is dead. The message lists them with their reasons.
-
-    Attributes:
-        request_ids: of submitted requests that end with this.
-    """
-
-    def __init__(self, message: str, request_ids: tuple[str, ...] = ()) -> None:
-        super().__init__(message, request_ids)
-        self.request_ids, self._message = request_ids, message
-
-    def __str__(self) -> str:
-        return self._message
+class NoEngineError(EngineDiedError):
+    """Every engine is dead. The message lists them with their reasons; `request_ids` are of the submitted requests that end with this."""

@@ -21,10 +21,9 @@ from actors.data_plane.meta import KVBatchMeta, mint_key
 from actors.data_plane.usage import OperationUsage
 from actors.environments import Problem
 from actors.heap import freeze_heap
-from actors.rollout.assemble import SUPERVISED_FIELDS, token_columns
+from actors.rollout.assemble import SUPERVISED_FIELDS, Trajectory, token_columns
 from actors.rollout.examples import build_problems
 from actors.rollout.prompts import PromptEncoder, PromptStream
-from actors.rollout.trajectory import Trajectory
 from configs.sft import SftConfig
 
 OnTooLong = Literal["error", "drop"]
@@ -139,12 +138,11 @@ class SupervisedCollector:
         self._held_out = list(held_out.read_all(problems.problem("validation", i) for i in range(problems.size("validation"))))
         self._plane = connect(address, timeout_s=config.data_plane.timeout_s)
         self._train, self._validation = SupervisedBatches(self._plane, "train"), SupervisedBatches(self._plane, "validation")
-        self._size = problems.size("train")
 
     def ready(self) -> str:
         """A line for the log, once the actor can work."""
         freeze_heap()
-        return f"{self._size} training and {len(self._held_out)} validation samples"
+        return f"{self._stream.size} training and {len(self._held_out)} validation samples"
 
     def supervised(self, step: int) -> KVBatchMeta:
         """The next training batch. `extra_info["dropped_samples"]` counts the samples that were too long up to here."""
