@@ -53,7 +53,8 @@ from actors.rollout.prompts import end_token_ids
 from actors.waiting import find, look_for, wait
 from configs.loader import load
 from configs.run import RunConfig
-from tasks.launch import RunActors, launch, stop
+from tasks.handles import RunActors
+from tasks.launch import launch, stop
 
 NAMESPACE = "benchmark-async"
 ALTERNATING = ("collector-sync", "ledger-sync")

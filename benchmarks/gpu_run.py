@@ -25,7 +25,8 @@ from benchmarks import train_step
 from configs import settings
 from configs.loader import load
 from configs.run import RunConfig
-from tasks.launch import RunActors, launch, logical_gpus, stop
+from tasks.handles import RunActors
+from tasks.launch import launch, logical_gpus, stop
 
 NAMESPACE = "benchmark-gpu"
 SHAPES: dict[str, dict[str, Any]] = {

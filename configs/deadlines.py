@@ -13,6 +13,7 @@ from dataclasses import dataclass
 GRACE_S = 10.0  # an outer wait beyond its inner ones
 DATA_PLANE_GRACE_S = 15.0  # past all deadlines of a request, which it keeps itself; beyond this the loop's thread must be stuck
 SCORING_START_S = 260.0  # a scoring process imports its verifiers, and constructs a user's: actors/environments/scoring/pool.py
+LEDGER_CALL_S = 60.0  # for an answer of the ledger, beyond what it was asked to wait
 _WARM_UP_CALLS = 8  # stages times passes, at most
 _WEIGHT_EXPORTS = 2
 
@@ -49,6 +50,16 @@ class Deadlines:
     def rollout(self) -> float:
         """The flow's wait for a synchronous rollout: responses, verdicts, two puts, and the engines' sleep."""
         return self.engine_call + self.score + 2 * self.data_plane_call + self.engine_call + GRACE_S
+
+    @property
+    def turn(self) -> float:
+        """The collector's wait for the end of its loop's turn: requests to the engines and their sleep, a put, calls of the ledger."""
+        return 2 * self.engine_call + self.data_plane_call + 3 * LEDGER_CALL_S + GRACE_S
+
+    @property
+    def cut(self) -> float:
+        """The flow's wait for the collector's cut (a turn, then a get), or its restore (a clear, a put, a call of the ledger)."""
+        return self.turn + 2 * self.data_plane_call + LEDGER_CALL_S + GRACE_S
 
     @property
     def validation(self) -> float:

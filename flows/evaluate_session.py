@@ -13,7 +13,8 @@ from configs.evaluate import EvaluateConfig
 from flows.session import Prepared, Session
 from flows.shards import in_lanes, room
 from tasks.evaluate import Answers, Shard, evaluate_shard
-from tasks.launch import EvaluationActors, launch_engines, planned_engines
+from tasks.handles import EvaluationActors
+from tasks.launch import launch_engines, planned_engines
 from tasks.reporting.jsonl import LinesWriter
 from tasks.reporting.samples import Phase, SamplesWriter
 from tasks.reporting.slowest import SlowestWriter

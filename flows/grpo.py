@@ -4,6 +4,8 @@ warm start ─► ┌► rollout ─► logprob ─► ref_logprob ─► advant
               └────────────────────────── step 1 .. N ◄────────────────────────────┘
               validate every few steps
 
+Every few steps the run is saved. When a part of it is lost, it goes on from the newest checkpoint.
+
 Beside the steps one loop answers prompts and fills the ledger. When a version of the weights is announced, a synchronous run begins the
 next step's groups; with `mode: async` they are begun ahead, and generation never pauses. A step begins by taking its groups.
 
@@ -30,17 +32,26 @@ def grpo(recipe: str = "arithmetic-cpu", overrides: list[str] | None = None, ste
     """
     config = load(recipe, with_steps(overrides, steps))
     with GrpoSession(config, recipe) as run:
-        warm_start(run)
-        run.begin_grpo()
-        run.validate(step=0)
-        with run.generating():
-            for step in range(1, run.steps + 1):
-                run.announce_weights()
-                with run.step(step) as stage:
-                    improve_policy(run, stage)
-                run.validate_now_and_then(step)
+        while not run.finished:
+            with run.surviving():
+                if not run.resume():
+                    begin(run)
+                with run.generating():
+                    for step in run.steps_left():
+                        run.announce_weights()
+                        with run.step(step) as stage:
+                            improve_policy(run, stage)
+                        run.validate_now_and_then(step)
+                        run.save_now_and_then(step)
         run.export()
     return run.summary()
+
+
+def begin(run: GrpoSession) -> None:
+    """What comes before the first step."""
+    warm_start(run)
+    run.begin_grpo()
+    run.validate(step=0)
 
 
 def improve_policy(run: GrpoSession, stage: GrpoStep) -> None:

@@ -13,21 +13,23 @@ from prefect.futures import PrefectFuture
 from actors.data_plane.meta import KVBatchMeta
 from actors.generation.types import UpdateMode, UpdateOptions
 from actors.preflight import check, prepare_model
-from actors.rollout.samples import SlowSample, Validation
+from actors.rollout.samples import Sample, SlowSample, Validation
 from actors.rollout.validation import OWN_SET
 from actors.waiting import ActorGoneError, ActorTimeoutError
+from configs.policy import OptimizerConfig
 from configs.run import RunConfig
-from flows.session import Metrics, Prepared, Session, Step
+from flows.session import Metrics, Prepared, Step
+from flows.training_session import RunState, TrainingSession
 from tasks import events
 from tasks.advantage import advantage
 from tasks.call import quoted
-from tasks.checkpoint import export_hf
 from tasks.evaluate import validate
 from tasks.generate import generate, stop_generating
-from tasks.launch import RunActors, launch, planned_actors
+from tasks.handles import RunActors
+from tasks.launch import launch, planned_actors
 from tasks.logprob import POLICY_LOGPROBS, REFERENCE_LOGPROBS, logprob, ref_logprob
 from tasks.refit import refit
-from tasks.reporting.samples import Phase, Sample, SamplesWriter
+from tasks.reporting.samples import Phase, SamplesWriter
 from tasks.reporting.slowest import SlowestWriter
 from tasks.reporting.summary import SetAccuracy
 from tasks.reporting.text import estimate
@@ -128,7 +130,15 @@ class GrpoStep(Step):
         return settle.submit(self._run.namespace, self.number, self._uids, self.trained, self._config.deadlines.clear)
 
 
-class GrpoSession(Session[RunConfig, RunActors]):
+class GrpoState(RunState):
+    """And what the summary is made of: one value a step, and the validations by step."""
+
+    logprob_errors: list[float]
+    not_scored: dict[str, list[float]]
+    validations: dict[int, dict[str, Validation]]
+
+
+class GrpoSession(TrainingSession[RunConfig]):
     """Use as a context manager.
 
     Attributes:
@@ -137,13 +147,13 @@ class GrpoSession(Session[RunConfig, RunActors]):
     """
 
     flow = "grpo"
+    state_type = GrpoState
     config_type = RunConfig
     parts = "data plane, vLLM, Megatron, collector"
     planned_actors = staticmethod(planned_actors)
 
     def __init__(self, config: RunConfig, recipe: str) -> None:
         super().__init__(config, recipe)
-        self.weight_version = 0
         self._logprob_errors: list[float] = []
         self._not_scored: dict[str, list[float]] = {"timed_out": [], "failed": []}  # fractions of each step's responses
         self._validations: dict[int, dict[str, Validation]] = {}
@@ -160,10 +170,31 @@ class GrpoSession(Session[RunConfig, RunActors]):
         check(config, model_path)
         return Prepared(model_path, config.steps)
 
+    def _open_files(self) -> None:
+        super()._open_files()
+        self.samples = self._files.enter_context(SamplesWriter(self.directory))
+        self.slowest = self._files.enter_context(SlowestWriter(self.directory))
+
     def _launch(self, prepared: Prepared) -> RunActors:
-        self.samples = self._stack.enter_context(SamplesWriter(self.directory))
-        self.slowest = self._stack.enter_context(SlowestWriter(self.directory))
-        return launch(self.config, prepared.model_path, self.namespace)
+        before = getattr(self, "actors", None)  # of a run that has lost a part
+        return launch(self.config, prepared.model_path, self.namespace, before)
+
+    def _state(self, step: int) -> GrpoState:
+        return GrpoState(
+            step=step, tokens=self._tokens, seconds=dict(self.seconds),
+            logprob_errors=self._logprob_errors, not_scored=self._not_scored, validations=self._validations,
+        )  # fmt: skip
+
+    def _take_over(self, state: GrpoState) -> None:
+        self._logprob_errors, self._not_scored, self._validations = state.logprob_errors, state.not_scored, state.validations
+        self.refit("resume")
+
+    @property
+    def _optimizer(self) -> OptimizerConfig:
+        return self.config.optimizer
+
+    def _score(self, step: int) -> float | None:
+        return self._validations[step][OWN_SET].accuracy if step in self._validations else None
 
     def warm_start(self, first: int, last: int) -> None:
         """Supervised steps first..last."""
@@ -187,7 +218,10 @@ class GrpoSession(Session[RunConfig, RunActors]):
     def begin_grpo(self) -> None:
         """A fresh optimizer; the present weights become the reference when the loss has a KL term."""
         policy = self.config.policy
-        begin_grpo(self.namespace, self.config.optimizer, policy.loss.kl_coef > 0, self.config.deadlines.policy_stage)
+        with_reference = policy.loss.kl_coef > 0
+        begin_grpo(self.namespace, self.config.optimizer, with_reference, self.config.deadlines.policy_stage)
+        if with_reference:
+            self.saving.keep_reference(self.namespace)
 
     def validate(self, step: int) -> None:
         """Validation accuracy and reward after `step` steps; the first one is "before"."""
@@ -226,10 +260,10 @@ class GrpoSession(Session[RunConfig, RunActors]):
         self.slowest.write(step, phase, slowest)
         self.publisher.samples(step, phase, samples, slowest)
 
-    def refit(self) -> None:
+    def refit(self, when: str = "warm-start") -> None:
         """Weights into the engines, outside a step."""
         with self.time("warm_start"):
-            result = refit(self.namespace, "warm-start", self.actors.engines, self.weight_updates, self.config.deadlines.policy_stage)
+            result = refit(self.namespace, when, self.actors.engines, self.weight_updates, self.config.deadlines.policy_stage)
         assert isinstance(result, dict)  # it was no stage of a step, which could be withdrawn
         self.weight_version = int(result["weight_version"])
 
@@ -246,20 +280,19 @@ class GrpoSession(Session[RunConfig, RunActors]):
 
     @contextmanager
     def generating(self) -> Iterator[None]:
-        """Prompts are answered inside the block as the ledger admits them; the task run of it stays open as long."""
+        """Prompts are answered inside the block as the ledger admits them; the task run of it stays open as long.
+
+        A first SIGTERM or Ctrl-C inside lets the present step end.
+        """
         self.announce_weights()
         going = generate.submit(self.namespace, self.steps * self.config.rollout.prompts_per_step)
         try:
-            yield
+            with self._stopping.at_step_ends():
+                yield
         finally:
             with suppress(ActorGoneError, ActorTimeoutError):  # then the task's own state says so
                 stop_generating(self.namespace)
             going.wait(timeout=_LAST_WORD_S)
-
-    def export(self) -> None:
-        """The trained policy as a Hugging Face directory."""
-        with self.time("export"), self.progress.phase("writing the trained model"):
-            export_hf(self.namespace, str(self.directory.hf), self.config.deadlines.policy_stage)
 
     def _facts(self) -> dict[str, Any]:
         done = sorted(self._validations)

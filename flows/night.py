@@ -40,13 +40,13 @@ from flows.grpo import grpo
 from tasks.call import quoted
 from tasks.cluster import cluster
 from tasks.launch import logical_cpus, planned_actors, planned_engines
+from tasks.lease import Lease
 from tasks.reporting.jsonl import read_lines
 from tasks.reporting.run_dir import RunDirectory, point
 from tasks.retrain import Found, find_new_prompts, keep_old, promote
 from tasks.retraining import prompts
 from tasks.retraining.comparison import comparison_markdown
 from tasks.retraining.decision import Scores, Verdict, decide
-from tasks.retraining.lease import Lease
 from tasks.retraining.registry import Attempt, Registry, why_skip
 
 # Of the training recipe's environment; its source is replaced by the night's.
@@ -69,7 +69,7 @@ class Night:
         self._registry = Registry(config.registry.url)
         run = runtime.flow_run
         self._run_id = str(run.id)
-        self._lease = Lease(self._registry.lease_folder, f"flow run {run.name!r}", config.registry.lease_s)
+        self._lease = Lease(self._registry.lease_folder, f"flow run {run.name!r} is retraining into", config.registry.lease_s)
 
     # ---- for the command line ----
 
@@ -111,7 +111,7 @@ class Night:
     def nothing_to_do(self) -> str | None:
         """Why this night needs no training, or None."""
         new, data = self._found.new, self.config.data
-        tried = self._registry.rejected(self._found.number, new.digest, self._config_hash)
+        tried = self._registry.rejected(self._found.number, prompts.digest(new.prompts), self._config_hash)
         return why_skip(len(new.prompts), data.min_prompts, data.url, self._found.number, tried)
 
     def train(self) -> None:
@@ -160,7 +160,7 @@ class Night:
             run_id=self._run_id,
             time=datetime.now(UTC).isoformat(timespec="seconds"),
             prompts=len(self._found.new.prompts),
-            data_hash=self._found.new.digest,
+            data_hash=prompts.digest(self._found.new.prompts),
             config_hash=self._config_hash,
             frozen_hash=prompts.digest(self._found.frozen),
             metric=self.config.promotion.metric,

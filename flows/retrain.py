@@ -20,7 +20,7 @@ from configs.loader import load
 from configs.retrain import RetrainConfig
 from flows.night import Night, ended
 from flows.session import run_name
-from tasks.retraining.lease import BusyError
+from tasks.lease import BusyError
 
 
 @flow(name="retrain", flow_run_name=run_name, validate_parameters=False)

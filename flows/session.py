@@ -5,8 +5,8 @@ Session.running     one step: stages are timed, the step's keys cleared (also wh
                     the next step's first stage
 Session.__exit__    summary and report; every actor of the run ends
 
-GrpoSession (grpo_session.py), SftSession (sft_session.py) and EvaluateSession (evaluate_session.py) add what is their flow's own, and so
-do their steps.
+TrainingSession (training_session.py) saves and resumes. GrpoSession (grpo_session.py), SftSession (sft_session.py) and EvaluateSession
+(evaluate_session.py) add what is their flow's own, and so do their steps.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from tasks import events
 from tasks.actor_logs import ActorLogs
 from tasks.call import quoted
 from tasks.cluster import cluster
-from tasks.launch import EvaluationActors, RunActors, logical_cpus, logical_gpus, stop
+from tasks.handles import EvaluationActors, RunActors
+from tasks.launch import logical_cpus, logical_gpus, stop
 from tasks.publish import Publisher
 from tasks.reporting.html import write_report
 from tasks.reporting.metrics import MetricsWriter
@@ -85,7 +86,8 @@ class Session[C: BaseRunConfig | EvaluateConfig, A: RunActors | EvaluationActors
 
     def __init__(self, config: C, recipe: str) -> None:
         self.config, self.recipe = config, recipe
-        self.namespace = names.namespace(str(runtime.flow_run.id or uuid.uuid4()))
+        self.flow_run = str(runtime.flow_run.id or uuid.uuid4())
+        self.namespace = names.namespace(self.flow_run)
         self.steps = 0
         self.seconds: dict[str, float] = defaultdict(float)
         self._tokens = 0.0
@@ -124,9 +126,10 @@ class Session[C: BaseRunConfig | EvaluateConfig, A: RunActors | EvaluationActors
 
     def __enter__(self) -> Self:
         self.publisher = Publisher(self.flow)
-        self.directory = RunDirectory.create(self.config.output_dir, self.config.name, latest=self.makes_model)
+        self.directory = self._choose_directory()
         self.directory.config.write_text(dump(self.config))
-        self.metrics = self._stack.enter_context(MetricsWriter(self.directory))
+        self._files = self._stack.enter_context(ExitStack())
+        self._open_files()
         self.progress = self._stack.enter_context(Progress(VIEWS[self.flow].line))
         try:
             self._open()
@@ -137,18 +140,36 @@ class Session[C: BaseRunConfig | EvaluateConfig, A: RunActors | EvaluationActors
 
     def _open(self) -> None:
         with self.progress.phase("writing and checking the model"):
-            prepared = self.prepare(self.config, self.directory.root / "model")
+            prepared = self._prepare()
         self.steps = prepared.steps
         self.publisher.begin(self.steps)
         self.progress.begin(self.steps)
         with self.progress.phase("starting Ray"):
             self._stack.enter_context(cluster(self.config.ray, self.namespace, logical_cpus(self.config), logical_gpus(self.config)))
         self._stack.enter_context(ActorLogs())
+        self._stack.callback(self._stop_actors)
+        self._start_actors(prepared)
+
+    def _prepare(self) -> Prepared:
+        return self.prepare(self.config, self.directory.root / "model")
+
+    def _start_actors(self, prepared: Any) -> None:
         with self.progress.phase(f"starting the actors: {self.parts}"), self.time("launch"):
             self.actors: A = self._launch(prepared)
-            self._stack.callback(stop, self.namespace, self.actors.address)
         for name, line in self.actors.ready.items():
             self.progress.note(f"{name}: {line}")
+
+    def _stop_actors(self) -> None:
+        actors = getattr(self, "actors", None)  # none: their start failed, and has ended them itself
+        stop(self.namespace, actors.address if actors else None)
+
+    def _choose_directory(self) -> RunDirectory:
+        """Where the run's files go."""
+        return RunDirectory.create(self.config.output_dir, self.config.name, latest=self.makes_model)
+
+    def _open_files(self) -> None:
+        """Open the files that the run adds lines to."""
+        self.metrics = self._files.enter_context(MetricsWriter(self.directory))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is None:

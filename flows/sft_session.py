@@ -17,10 +17,11 @@ from configs.sft import SftConfig
 from flows.session import Metrics, Prepared, Session, Step
 from flows.shards import in_lanes, room
 from tasks.call import quoted
-from tasks.checkpoint import checkpoint
+from tasks.checkpoint import hf_checkpoint
 from tasks.clear import clear
 from tasks.cluster import cluster
-from tasks.launch import RunActors, launch_sft, logical_cpus, logical_gpus, planned_sft_actors
+from tasks.handles import RunActors
+from tasks.launch import launch_sft, logical_cpus, logical_gpus, planned_sft_actors
 from tasks.reporting.checkpoints import Checkpoints
 from tasks.reporting.run_dir import point
 from tasks.supervised import measure_samples, supervised_batch, validation_loss
@@ -126,7 +127,7 @@ class SftSession(Session[SftConfig, RunActors]):
         """The weights after `step` steps, which were just validated, as a Hugging Face directory; `hf` points to the best so far."""
         assert self._checkpoints is not None
         with self.time("checkpoint") as timer:
-            checkpoint(self.namespace, step, str(self._checkpoints.path(step)), self.config.deadlines.policy_stage)
+            hf_checkpoint(self.namespace, step, str(self._checkpoints.path(step)), self.config.deadlines.policy_stage)
             self._checkpoints.add(step, self._losses[step])
             point(self.directory.hf, self.directory.checkpoints / "best")
         self.record(step, {"time/checkpoint": timer.seconds})

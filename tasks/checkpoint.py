@@ -1,4 +1,9 @@
-"""export, checkpoint: the policy as a Hugging Face directory, at the end and on the way."""
+"""checkpoint, publish-checkpoint: one cut through the run, and its files made a checkpoint while the run goes on. restore: the way back.
+
+checkpoint-N          policy: weights, optimizer, random states ─► host memory        training stands still
+                      collector: ledger, prompts, stored rows   ─► files
+publish-checkpoint-N  files written ─► digests ─► upload ─► manifest ─► what need not stay goes          beside the next steps
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,15 @@ from pathlib import Path
 from prefect import task
 
 from actors import names
+from actors.checkpoints.manifest import Manifest
+from actors.checkpoints.store import CheckpointStore, Draft
 from actors.policy.group import PolicyGroup
-from tasks.call import RETRIED, ask
+from actors.rollout.collector import Collector
+from configs.checkpoint import CheckpointConfig
+from configs.policy import OptimizerConfig
+from tasks.call import RETRIED, STAGE, ask
+
+POLICY = "policy"
 
 
 @task(name="export-hf", task_run_name="export-hf", **RETRIED)
@@ -19,10 +31,65 @@ def export_hf(namespace: str, path: str, timeout_s: float) -> str:
 
 
 @task(name="checkpoint", task_run_name="checkpoint-{step}", **RETRIED)
-def checkpoint(namespace: str, step: int, directory: str, timeout_s: float) -> str:
+def hf_checkpoint(namespace: str, step: int, directory: str, timeout_s: float) -> str:
     """Write `directory`, which is there as a whole or not at all. Returns it."""
     target = Path(directory)
     partial = target.with_name(f".{target.name}.partial")
     ask(namespace, names.POLICY, timeout_s, PolicyGroup.save_hf, str(partial))
     partial.replace(target)
     return directory
+
+
+@task(name="checkpoint", task_run_name="checkpoint-{step}", **STAGE)
+def checkpoint(namespace: str, step: int, directory: Path, with_rollout: bool, timeout_s: float) -> dict[str, float]:
+    """One cut, between two steps. The policy's files are still being written when this returns.
+
+    Args:
+        directory: of the draft. with_rollout: with what the collector and the ledger know.
+
+    Returns:
+        checkpoint/standstill_s: time for which the workers could not train.
+    """
+    saved = ask(namespace, names.POLICY, timeout_s, PolicyGroup.begin_save, str(directory / POLICY))
+    if with_rollout:
+        ask(namespace, names.COLLECTOR, timeout_s, Collector.cut, str(directory), step)
+    return {f"checkpoint/{name}": value for name, value in saved.items()}
+
+
+@task(name="publish-checkpoint", task_run_name="publish-checkpoint-{step}", **STAGE)
+def publish(namespace: str, step: int, store: CheckpointStore, draft: Draft, manifest: Manifest, rules: CheckpointConfig) -> Manifest:
+    """Wait for the draft's files, and make it a checkpoint. Returns the whole manifest.
+
+    Raises:
+        CheckpointError, ConfigError: it could not be written; what was published before stands.
+    """
+    ask(namespace, names.POLICY, rules.timeout_s, PolicyGroup.wait_for_save)
+    return store.publish(draft, manifest, rules)
+
+
+@task(name="keep-reference", task_run_name="keep-reference", **STAGE)
+def keep_reference(namespace: str, directory: Path, timeout_s: float) -> None:
+    """The reference weights, as files in the directory."""
+    ask(namespace, names.POLICY, timeout_s, PolicyGroup.save_reference, str(directory))
+
+
+@task(name="restore", task_run_name="restore", **STAGE)
+def restore(
+    namespace: str, directory: Path, reference: Path | None, optimizer: OptimizerConfig, with_rollout: bool, timeout_s: float
+) -> None:
+    """The actors go on where the checkpoint in this directory was taken.
+
+    Raises:
+        CheckpointError: a part is damaged, or of another model.
+    """
+    ask(namespace, names.POLICY, timeout_s, PolicyGroup.load_state, str(directory / POLICY), optimizer)
+    if reference is not None:
+        ask(namespace, names.POLICY, timeout_s, PolicyGroup.load_reference, str(reference))
+    if with_rollout:
+        ask(namespace, names.COLLECTOR, timeout_s, Collector.restore, str(directory))
+
+
+@task(name="load-weights", task_run_name="load-weights", **STAGE)
+def load_weights(namespace: str, directory: Path, optimizer: OptimizerConfig, timeout_s: float) -> None:
+    """The policy is that of the checkpoint in this directory; nothing else changes."""
+    ask(namespace, names.POLICY, timeout_s, PolicyGroup.load_state, str(directory / POLICY), optimizer)

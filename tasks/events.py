@@ -4,6 +4,7 @@
 |---|---|---|---|
 | grpo.step.completed | grpo.run.<flow run id> | flow, step, metrics | a training step is done |
 | grpo.refit.completed | grpo.run.<flow run id> | step, weight_version, seconds, bytes | the engines have new weights |
+| grpo.lost | grpo.run.<flow run id> | line | a part of the run died or is silent; the run goes on from a checkpoint |
 | grpo.stalled | grpo.run.<flow run id> | line | training has waited for rollouts longer than `stall_report_every_s` |
 | model.promoted | grpo.model.<name> | the lineage | retraining found a better model |
 
@@ -20,7 +21,8 @@ from typing import Any
 from prefect import runtime
 from prefect.events import emit_event
 
-STEP_COMPLETED, REFIT_COMPLETED, STALLED, PROMOTED = "grpo.step.completed", "grpo.refit.completed", "grpo.stalled", "model.promoted"
+STEP_COMPLETED, REFIT_COMPLETED, STALLED, LOST = "grpo.step.completed", "grpo.refit.completed", "grpo.stalled", "grpo.lost"
+PROMOTED = "model.promoted"
 
 
 def step_completed(flow: str, step: int, metrics: Mapping[str, float]) -> None:
@@ -38,6 +40,11 @@ def refit_completed(step: int, refit: Mapping[str, float]) -> None:
 def stalled(line: str) -> None:
     """Training waits; `line` says for how long and for what."""
     _emit(STALLED, {"line": line})
+
+
+def lost(line: str) -> None:
+    """`line` says what was lost, and from where the run goes on."""
+    _emit(LOST, {"line": line})
 
 
 def promoted(name: str, lineage: Mapping[str, Any]) -> None:

@@ -9,10 +9,10 @@ Ray ends what a driver owns when the driver ends, however it ends: return, failu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -44,26 +44,9 @@ from configs.run import BaseRunConfig, RunConfig, ScoredConfig
 from configs.secrets import resolve
 from configs.sft import SftConfig
 from tasks.call import STAGE
+from tasks.handles import EvaluationActors, RunActors
 from tasks.placement import place
-
-
-@dataclass(frozen=True)
-class RunActors:
-    """Where a run's actors are. Small and picklable: names and an address, no handles."""
-
-    namespace: str
-    address: DataPlaneAddress
-    engines: list[str]
-    ready: dict[str, str]
-
-
-@dataclass(frozen=True)
-class EvaluationActors:
-    """Where the engines of an `evaluate` run are, by model; its rewards are with the environment actor. There is no data plane."""
-
-    engines: dict[str, list[str]]
-    ready: dict[str, str]
-    address: None = None
+from tasks.standing import keep_standing
 
 
 def planned_actors(config: RunConfig) -> list[tuple[str, str]]:
@@ -149,16 +132,20 @@ _handles: dict[str, dict[str, Any]] = {}
 
 
 @task(name="launch", task_run_name="launch-actors", **STAGE)
-def launch(config: RunConfig, model_path: str, namespace: str) -> RunActors:
+def launch(config: RunConfig, model_path: str, namespace: str, before: RunActors | None = None) -> RunActors:
     """Start every actor of a GRPO run at once, and wait until all can work.
+
+    Args:
+        before: the run's actors so far, of which some are lost. Those that can go on stay (tasks/standing.py).
 
     Raises:
         ActorGoneError, ActorTimeoutError: one died or was not ready in time; the message names it. What did start is ended.
     """
+    standing = keep_standing(namespace, _handles.get(namespace, {}), before) if before else {}
     resources: Any = ray.cluster_resources  # untyped in Ray
     placement = place(config, int(resources().get("GPU", 0)))
     config = config.model_copy(update={"generation": config.generation.model_copy(update={"refit": placement.refit.transport})})
-    with _starting(namespace, config) as start:
+    with _starting(namespace, config, standing) as start:
         # The engine takes longest, so it goes first.
         engines = names.engines(config.generation.num_engines)
         options = _computing(_side_by_side(config, config.generation.num_engines), placement.engine)
@@ -198,9 +185,9 @@ def launch_engines(config: EvaluateConfig, namespace: str) -> EvaluationActors:
 class _Starting:
     """The actors of one run while they start."""
 
-    def __init__(self, namespace: str, config: Any) -> None:
+    def __init__(self, namespace: str, config: Any, standing: Mapping[str, Any]) -> None:
         self._namespace, self._config = namespace, config
-        self.handles: dict[str, Any] = {}
+        self.standing, self.handles = set(standing), dict(standing)
         self.address: DataPlaneAddress | None = None
         self.ready: dict[str, str] = {}
 
@@ -259,17 +246,21 @@ class _Starting:
         )  # fmt: skip
 
     def _add(self, name: str, remote_class: Any, *arguments: Any, **options: Any) -> None:
+        if name in self.standing:
+            return
         self.handles[name] = remote_class.options(name=name, namespace=self._namespace, **options).remote(*arguments)
 
 
 @contextmanager
-def _starting(namespace: str, config: BaseRunConfig | EvaluateConfig) -> Iterator[_Starting]:
-    """Start actors inside the block; at its end all of them are ready, or, after any failure, gone."""
-    starting = _Starting(namespace, config)
+def _starting(
+    namespace: str, config: BaseRunConfig | EvaluateConfig, standing: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[_Starting]:
+    """Start actors inside the block, beside those that stand; at its end all of them are ready, or, after any failure, gone."""
+    starting = _Starting(namespace, config, standing)
     _handles[namespace] = starting.handles
     try:
         yield starting
-        pending = {name: handle.ready.remote() for name, handle in starting.handles.items()}
+        pending = {name: handle.ready.remote() for name, handle in starting.handles.items() if name not in starting.standing}
         starting.ready = wait_all(pending, what="start", timeout_s=config.deadlines.start)
     except BaseException:
         stop(namespace, starting.address)

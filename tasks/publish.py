@@ -26,11 +26,12 @@ from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.exceptions import PrefectException
 from prefect.logging import get_run_logger
 
+from actors.rollout.samples import Sample, SlowSample
 from tasks.reporting.plots import picture_svg, sample_rows, step_rows
 from tasks.reporting.rewards import reward_rows
 from tasks.reporting.run_dir import RunDirectory
-from tasks.reporting.samples import Phase, Sample, as_row
-from tasks.reporting.slowest import SlowSample, slow_row, slowest_first, slowest_rows
+from tasks.reporting.samples import Phase, as_row
+from tasks.reporting.slowest import slow_row, slowest_first, slowest_rows
 from tasks.reporting.summary import Summary, render_summary_text
 from tasks.reporting.validation import validation_rows
 from tasks.reporting.views import VIEWS, FlowName
@@ -128,17 +129,15 @@ class Publisher:
             rows, samples = [dict(row) for row in self._rows.values()], [row for phase in self._samples.values() for row in phase]
             step, slow = self._step, self._slowest
         self._show("progress", "progress", 100.0 * step / self._steps, f"{step} of {self._steps} steps")
-        if rows:
-            self._show("table", "metrics", json.dumps(step_rows(rows, self._view)), f"the last steps up to {step}")
         for name, table, what in (
+            ("metrics", step_rows(rows, self._view), f"the last steps up to {step}"),
             ("rewards", reward_rows(rows), "each reward's mean, and responses without a value"),
             ("validation", validation_rows(rows), "held-out problems, by set"),
             ("slowest", slowest_rows(slow), "the responses that took longest to score"),
+            ("samples", sample_rows(samples), "what the model said last, in training and in validation"),
         ):
             if table:
                 self._show("table", name, json.dumps(table), what)
-        if samples:
-            self._show("table", "samples", json.dumps(sample_rows(samples)), "what the model said last, in training and in validation")
         if rows and pictures and self._view.charts:
             picture = base64.b64encode(picture_svg(rows, self._view).encode()).decode()
             self._show("image", self._view.picture, f"data:image/svg+xml;base64,{picture}", f"up to step {step}")

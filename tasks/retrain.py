@@ -15,7 +15,7 @@ from configs.environment import FieldsConfig
 from configs.retrain import RegistryConfig, RetrainConfig
 from tasks import events
 from tasks.call import STAGE
-from tasks.retraining.lease import Lease
+from tasks.lease import Lease
 from tasks.retraining.prompts import NewPrompts, Row, find_new, read_files, read_frozen
 from tasks.retraining.registry import Attempt, Promotion, Registry
 

@@ -23,7 +23,7 @@ from configs.staleness import AsyncConfig
 from tasks import events
 from tasks.advantage import by_group, zero_variance
 from tasks.call import STAGE, ask, withdrawable
-from tasks.data_plane import data_plane_metrics
+from tasks.clear import data_plane_metrics
 
 _ANSWER_S = 60.0  # beyond a claim's own wait
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,11 +138,11 @@ class CheckpointStore:
         Raises:
             CheckpointError: a file is missing, cut off, or another than the one that was written; names it.
         """
-        wanted: Mapping[str, Content] = {}
+        wanted = dict(manifest.shared)
         for part in parts or {name.partition("/")[0] for name in manifest.files}:
             wanted |= manifest.of(part)
         try:
-            with self._folder.fetched({**wanted, **manifest.shared}) as root:
+            with self._folder.fetched(wanted) as root:
                 yield root
         except DamagedError as error:
             raise CheckpointError(f"the checkpoint of step {manifest.step} cannot be used: {error}") from error

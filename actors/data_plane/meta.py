@@ -12,9 +12,14 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, model_validator
 
 
-def mint_key(weight_version: int, prompt_uid: str, index: int) -> str:
-    """The key of one sample: minted once, at rollout. Never parse it; the parts also ride in `tags`."""
-    return f"v{weight_version}_p{prompt_uid}_g{index}"
+def mint_key(weight_version: int, prompt_uid: str, index: int, attempt: int = 0) -> str:
+    """The key of one sample: minted once, at rollout. Never parse it; the parts also ride in `tags`.
+
+    Args:
+        attempt: how often the group was issued again after a resume.
+    """
+    key = f"v{weight_version}_p{prompt_uid}_g{index}"
+    return f"{key}_a{attempt}" if attempt else key
 
 
 class KVBatchMeta(BaseModel):
@@ -51,10 +56,6 @@ class KVBatchMeta(BaseModel):
             if given not in (0, n):
                 raise ValueError(f"partition {self.partition_id!r}: {given} {name} for {n} keys")
         return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A stage's call is mostly this: plain values are pickled in a fifth of the time that pydantic's state takes.
-        return _restore, tuple(self.__dict__[name] for name in _FIELDS)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -121,13 +122,3 @@ class KVBatchMeta(BaseModel):
             tags=tuple(tag for meta in filled for tag in meta.tags),
             extra_info=filled[0].extra_info,
         )
-
-
-_FIELDS = tuple(KVBatchMeta.model_fields)
-
-
-def _restore(*values: Any) -> KVBatchMeta:
-    meta = KVBatchMeta.__new__(KVBatchMeta)  # what was checked when it was made is not checked again
-    state = {"__dict__": dict(zip(_FIELDS, values, strict=True)), "__pydantic_fields_set__": set(_FIELDS)}
-    meta.__setstate__({**state, "__pydantic_extra__": None, "__pydantic_private__": None})
-    return meta

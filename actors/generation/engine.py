@@ -178,6 +178,21 @@ class Engine:
             self._executor.abort(keys)
         return ids
 
+    @ray.method(concurrency_group="submit")
+    def forget_requests(self) -> None:
+        """Stop every request of every client: they are gone.
+
+        Raises:
+            EngineFailedError, RuntimeError: the engine cannot go on.
+        """
+        self._must_be_ready()
+        with self._lock:
+            keys = list(self._owners)
+            self._open.clear()
+            self._owners.clear()
+        if keys:
+            self._executor.abort(keys)
+
     @ray.method(concurrency_group="update")
     def update_weights(self, offered: Any, version: int, options: UpdateOptions) -> WeightUpdate:
         """Replace all weights, and count as `version` from then on. No restart, no file. One update at a time; others queue.

@@ -67,18 +67,18 @@ class PolicyGroup:
         self._weight_sync: WeightSync | None = None  # built at the first refit, when the engines are known
         init_method = f"tcp://127.0.0.1:{free_port('127.0.0.1')}"
         remote = ray.remote(PolicyWorkerActor)
-        self._workers = [
-            remote.options(name=f"policy-worker-{rank}", namespace=namespace, **worker_options).remote(
+        self._workers = {}  # by name
+        for rank in range(config.parallel.world_size):
+            name = f"policy-worker-{rank}"
+            self._workers[name] = remote.options(name=name, namespace=namespace, **worker_options).remote(
                 config, model_path, rank, init_method, address, timeout_s, seed, temperature, refit_plan.transport
             )
-            for rank in range(config.parallel.world_size)
-        ]
 
     def ready(self) -> str:
         """Build the model on every worker, compile the graph, and warm up. A line for the log."""
         info = self._on_all("setup")[0]
         self._row_multiple = self._config.parallel.row_multiple(info["device"])
-        named = list(self._named_workers().items())
+        named = list(self._workers.items())
         replicas = [dict(named[rank] for rank in ranks) for ranks in self._config.parallel.replicas]
         self._executor, how = build_executor(replicas, self._deadlines.workers, self._config.compiled_graph)
         plane = connect(self._address, timeout_s=self._timeout_s)
@@ -166,7 +166,7 @@ class PolicyGroup:
             if self._weight_sync is None:
                 patience = self._config.timeout_s + self._refit_plan.engine_timeout_s  # the engines' own deadline is the inner one
                 pool = EnginePool(self._namespace, engines, timeout_s=patience, recover=options.recover)
-                self._weight_sync = WeightSync(self._refit_plan, self._named_workers(), pool, self._config.timeout_s)
+                self._weight_sync = WeightSync(self._refit_plan, self._workers, pool, self._config.timeout_s)
             taken = self._weight_sync.send(self._version, options)
             return {
                 "weight_version": self._version,
@@ -215,12 +215,9 @@ class PolicyGroup:
 
     def _on_all(self, method: str, *arguments: Any) -> list[Any]:
         """A method of every worker's actor."""
-        refs = {name: getattr(worker, method).remote(*arguments) for name, worker in self._named_workers().items()}
+        refs = {name: getattr(worker, method).remote(*arguments) for name, worker in self._workers.items()}
         what = str(arguments[0]) if method == "call" else method
         return list(wait_all(refs, what=what, timeout_s=self._config.timeout_s).values())
-
-    def _named_workers(self) -> dict[str, Any]:
-        return {f"policy-worker-{rank}": worker for rank, worker in enumerate(self._workers)}
 
 
 def _of_all(ranks: list[dict[str, float]]) -> dict[str, float]:

@@ -85,7 +85,7 @@ class PolicyWorker:
         from megatron.core import parallel_state
         from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
-        from actors.models.weight_table import load_hf
+        from actors.models.weight_table import export_hf, load_hf
         from actors.policy.model import build_model, takes_transformer_engine
 
         self._state = parallel_state
@@ -93,6 +93,7 @@ class PolicyWorker:
         shapes_vary = config.batching.mode == "dynamic"
         self._bare = build_model(self._hf, config.parallel, self._dtype, self._device, shapes_vary=shapes_vary, graphs=graphs)
         load_hf(self._bare, self._model_path, self._hf)
+        self._weights = functools.partial(export_hf, self._bare, self._hf)
         self._distributed_optimizer = self._device.type == "cuda"
         with capture_stream(self._device) if graphs else contextlib.nullcontext():
             self._model = DistributedDataParallel(
@@ -226,18 +227,14 @@ class PolicyWorker:
     @_on_device
     def export_weights(self) -> dict[str, torch.Tensor] | None:
         """All weights under Hugging Face names, on the CPU, as copies; on rank 0 only. A collective."""
-        from actors.models.weight_table import export_hf
-
         keep = self._rank == 0
-        weights = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in export_hf(self._bare, self._hf) if keep}
+        weights = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in self._weights() if keep}
         return weights if keep else None
 
     @_on_device
     def manifest(self) -> Manifest:
         """What `send_weights` sends. A collective, which gathers every weight once to see its shape."""
-        from actors.models.weight_table import export_hf
-
-        return Manifest.of(export_hf(self._bare, self._hf))
+        return Manifest.of(self._weights())
 
     @_on_device
     def send_weights(self, send: Callable[[Iterator[tuple[str, torch.Tensor]]], object]) -> None:
@@ -245,10 +242,8 @@ class PolicyWorker:
 
         A collective: every rank's `send` must take all of them. Only what it keeps stays in memory.
         """
-        from actors.models.weight_table import export_hf
-
         torch.cuda.synchronize()  # `send` may use streams of its own; the optimizer's last update must be seen there
-        send(export_hf(self._bare, self._hf))
+        send(self._weights())
         torch.cuda.synchronize()
 
     @_on_device

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 
 import torch
 
-from actors.data_plane.meta import KVBatchMeta, mint_key
+from actors.data_plane.meta import KVBatchMeta
 from actors.environments.scoring.verdict import Verdict
 from actors.rollout.trajectory import Trajectory
+from actors.rollout.transitions import Admitted
 
 ROLLOUT_FIELDS = ("input_ids", "token_mask", "sample_mask", "generation_logprobs", "weight_versions")
 SUPERVISED_FIELDS = ("input_ids", "token_mask", "sample_mask")
@@ -41,8 +42,7 @@ def _tensor(code: str, values: Sequence[float], dtype: torch.dtype) -> torch.Ten
 
 def group_rows(
     partition_id: str,
-    weight_version: int,
-    uid: str,
+    place: Admitted,
     trajectories: Sequence[Trajectory],
     truncated: Sequence[bool],
     verdicts: Sequence[Verdict],
@@ -50,7 +50,7 @@ def group_rows(
     """Keys, tags and columns of one prompt's responses; the uid and the version ride in the tags, so that nobody parses a key.
 
     Args:
-        weight_version: that the keys are minted with. It names the group, together with the uid.
+        place: its keys; its version names the group, together with the uid.
         truncated: whether each response had no room to end.
         verdicts: of each response. One that drops its group drops every row.
 
@@ -61,8 +61,8 @@ def group_rows(
     all_dropped = any(verdict.drop == "group" for verdict in verdicts)
     tags = [
         {
-            "prompt_uid": uid,
-            "weight_version": weight_version,
+            "prompt_uid": place.uid,
+            "weight_version": place.version,
             "start_version": versions[0],
             "end_version": versions[-1],
             "weight_versions": len(set(versions)),
@@ -76,7 +76,7 @@ def group_rows(
     meta = KVBatchMeta(
         partition_id=partition_id,
         task_name="rollout",
-        keys=tuple(mint_key(weight_version, uid, row) for row in range(len(trajectories))),
+        keys=place.keys,
         sequence_lengths=tuple(map(len, trajectories)),
         tags=tuple(tags),
     )

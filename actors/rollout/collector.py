@@ -9,8 +9,9 @@ start's batches are calls of their own.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -28,14 +29,16 @@ from actors.generation.pool import EnginePool
 from actors.heap import freeze_heap
 from actors.models.hf import check_model_dir
 from actors.rollout.assemble import TRAIN_FIELDS
-from actors.rollout.group_requests import group_requests
-from actors.rollout.loop import Pace, RolloutLoop
+from actors.rollout.cut import ROWS, RolloutState, load_rollout, load_rows, save_rollout, stored_rows
+from actors.rollout.loop import RolloutLoop
 from actors.rollout.prompts import PromptEncoder, PromptStream
+from actors.rollout.rows import write_rows
 from actors.rollout.samples import SLOWEST, Progress, StepReport, Validation
 from actors.rollout.scoring import Scoring
 from actors.rollout.supervised import SampleReader, SupervisedBatches
 from actors.rollout.validation import OWN_SET, Validator, held_out_problems
 from actors.waiting import ActorTimeoutError, find, wait
+from configs.deadlines import LEDGER_CALL_S
 from configs.environment import EnvironmentConfig
 from configs.run import RunConfig
 
@@ -89,6 +92,7 @@ class Collector:
         self._reader = SampleReader(self._encoder, int(check_model_dir(model_path).max_position_embeddings), "error")
         self._warm_start = SupervisedBatches(self._plane, "warm_start")
         self._loop: RolloutLoop | None = None
+        self._resumed: RolloutState | None = None
 
     def ready(self) -> str:
         """A line for the log, once the actor can work."""
@@ -129,20 +133,18 @@ class Collector:
         ahead = self._config.mode == "async"
         self._loop = RolloutLoop(
             stream=self._stream,
-            requests=partial(group_requests, rollout=self._config.rollout, seed=self._config.seed),
-            rows=self._config.rollout.responses_per_prompt,
+            rollout=self._config.rollout,
+            seed=self._config.seed,
             pool=self._new_pool(),  # a pool belongs to one thread
             scoring=Scoring(
                 self._scorer, self._rollout_encoder, self._plane, self._partition, self._config.deadlines.score, replaces=ahead
             ),
             ledger=find(self._ledger, self._namespace),
-            pace=Pace(
-                at_once=_AHEAD if ahead else self._config.rollout.prompts_per_step,
-                ahead=ahead,
-                outlives_engines=ahead,
-                sleeps=self._config.generation.sleep_level > 0 and not ahead,
-            ),
+            at_once=_AHEAD if ahead else self._config.rollout.prompts_per_step,
+            ahead=ahead,
+            sleeps=self._config.generation.sleep_level > 0 and not ahead,
             shown=self._config.logged_samples,
+            resumed=self._resumed,
         )
 
     def progress(self, wait_s: float) -> Progress:
@@ -157,6 +159,55 @@ class Collector:
         """`RolloutLoop.stop`; nothing when it never began."""
         if self._loop is not None:
             self._loop.stop()
+
+    # ---- checkpoints ----
+
+    def cut(self, directory: str, step: int) -> dict[str, float]:
+        """Write what a resumed run needs of the rollout side into a local directory: `cut` says which files. Between two steps: nobody
+        trains, so stored rows stay as they are; generation goes on.
+
+        Args:
+            step: that has just been done.
+
+        Returns:
+            Numbers of groups and prompts (stored, in_flight, scoring, drawn), and seconds.
+
+        Raises:
+            CheckpointError: a problem cannot be kept. RuntimeError: generation has not begun, or has ended. DataPlaneError.
+        """
+        began, folder = time.monotonic(), Path(directory)
+        state = self._generating().cut(step, self._config.deadlines.turn)
+        meta = stored_rows(state.ledger)
+        columns = self._plane.get(meta, sorted(meta.fields)) if meta is not None else {}
+        write_rows(folder / ROWS, meta.keys if meta is not None else (), columns)
+        save_rollout(folder, state, self._stream, **self._rule())
+        counts = {"in_flight": len(state.flying), "scoring": len(state.scoring), "drawn": len(state.drawn)}
+        stored = sum(group["meta"] is not None for group in state.ledger["groups"])
+        return {name: float(count) for name, count in {"stored": stored, **counts}.items()} | {"seconds": time.monotonic() - began}
+
+    def restore(self, directory: str) -> None:
+        """Go on from what `cut` wrote: rows go into the data plane, the ledger takes its state over, and `begin_generating` issues again
+        what was in flight. Before it, and before the ledger hears of a weight version.
+
+        Raises:
+            CheckpointError: see `load_rollout`. ConfigError: as `PromptStream.restore`. RuntimeError: generation has begun.
+            DataPlaneError, ActorGoneError, ActorTimeoutError.
+        """
+        if self._loop is not None:
+            raise RuntimeError("restore: generation has begun already")
+        folder = Path(directory)
+        state = load_rollout(folder, self._stream, **self._rule())
+        if (meta := stored_rows(state.ledger)) is not None:
+            columns = load_rows(folder, meta)
+            self._plane.clear(meta)
+            self._plane.put(meta, columns)
+        ledger: Any = find(self._ledger, self._namespace)
+        given = ledger.restore.remote(state.ledger, state.kept())
+        places = wait(given, who=names.LEDGER, what="restore", timeout_s=LEDGER_CALL_S)
+        self._resumed = state.at(places)
+
+    def _rule(self) -> dict[str, Any]:
+        return {"sampler": self._config.ledger.sampler, "rows": self._config.rollout.responses_per_prompt}
 
     # ---- the rest ----
 

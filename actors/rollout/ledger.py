@@ -34,7 +34,7 @@ from pydantic import TypeAdapter
 
 from actors.data_plane.meta import KVBatchMeta, mint_key
 from actors.rollout.staleness import Admission, BufferState, Group, GroupState, Refusal, StalenessSampler
-from actors.rollout.transitions import Admitted, Announced, Cancelled, Claimed, Committed, Ended, Released, Transition
+from actors.rollout.transitions import Admitted, Announced, Cancelled, Claimed, Committed, Ended, Reissued, Released, Transition
 
 _GROUPS = TypeAdapter(list[Group])
 
@@ -43,12 +43,8 @@ class LedgerError(RuntimeError):
     """Base of the replay buffer's errors; the message names the group and what to do."""
 
 
-class UnknownGroupError(LedgerError):
-    """The buffer does not hold this uid: it was never reserved, or is gone."""
-
-
 class GroupStateError(LedgerError):
-    """The group's state does not allow the change, or the rows are not the reserved ones."""
+    """The buffer does not hold the group, its state does not allow the change, or the rows are not the reserved ones."""
 
 
 class SamplerError(LedgerError):
@@ -125,7 +121,7 @@ class Ledger:
         """Store a group whose rows are all written. False: it was cancelled or is too old, and its rows are cleared.
 
         Raises:
-            UnknownGroupError. GroupStateError: not in flight, other keys than reserved, or versions that run backwards.
+            GroupStateError: not in flight, other keys than reserved, or versions that run backwards.
         """
         group = self._in(uid, "commit", "in_flight", "cancelled")
         if sorted(meta.keys) != sorted(group.keys):
@@ -151,7 +147,7 @@ class Ledger:
         """The group will not be committed. Rows that were written are cleared, however many they are.
 
         Raises:
-            UnknownGroupError. GroupStateError: not in flight.
+            GroupStateError: not in flight.
         """
         group = self._in(uid, "fail", "in_flight", "cancelled")
         self._record(Ended(uid, group.evicted or "failed"))
@@ -163,6 +159,25 @@ class Ledger:
         self._record(*gone)
         self._last_failure = reason
         return tuple(end.uid for end in gone)
+
+    def reissue(self, kept: Mapping[str, int]) -> tuple[Admitted, ...]:
+        """After `restore`: every group in flight is generated again, under keys of its next attempt.
+
+        Cancelled groups end, and claimed ones are released: who had them is gone.
+
+        Args:
+            kept: of the groups that keep responses, by uid, the lowest weight version of their tokens.
+
+        Returns:
+            The new places, in order of admission. A place's version is the group's start version: that of the oldest token that it
+            keeps, or the present one.
+        """
+        state = self._state()
+        self._record(*(Ended(group.uid, group.evicted) for group in state.having("cancelled")))
+        self.release(group.uid for group in state.having("claimed"))
+        places = [self._again(group, kept.get(group.uid, self._version)) for group in state.having("in_flight")]
+        self._record(*places)
+        return tuple(Admitted(new.uid, new.keys, new.version, self._groups[new.uid].target_version) for new in places)
 
     def cancelled(self) -> tuple[str, ...]:
         """Groups whose generation can be stopped: a commit would be refused. Each waits for its `fail` (or commit)."""
@@ -190,9 +205,9 @@ class Ledger:
         """Give claimed groups back untrained: they can be claimed again. Returns those that were too old for that and are gone.
 
         Raises:
-            UnknownGroupError. GroupStateError: not claimed. In both cases nothing changes.
+            GroupStateError: not claimed, or not held; nothing changes then.
         """
-        back = {uid: replace(self._in(uid, "release", "claimed"), state="committed", since=self._clock()) for uid in uids}
+        back = {uid: replace(self._in(uid, "release", "claimed"), state="committed") for uid in uids}
         late = {uid: how for uid, how in self._late(self._state(back)).items() if uid in back}
         self._record(*(Ended(uid, how) for uid, how in late.items()), *(Released(uid) for uid in back if uid not in late))
         return tuple(late)
@@ -201,7 +216,7 @@ class Ledger:
         """These claimed groups were trained on; their rows are cleared.
 
         Raises:
-            UnknownGroupError. GroupStateError: not claimed. In both cases nothing changes.
+            GroupStateError: not claimed, or not held; nothing changes then.
         """
         groups = {uid: self._in(uid, "trained", "claimed") for uid in uids}
         self._record(*(Ended(uid, "trained") for uid in groups))
@@ -210,7 +225,7 @@ class Ledger:
         """Remove committed or claimed groups, for example those without reward variance; others are admitted in their place.
 
         Raises:
-            UnknownGroupError. GroupStateError: in flight. In both cases nothing changes.
+            GroupStateError: in flight, or not held; nothing changes then.
         """
         groups = {uid: self._in(uid, "drop", "committed", "claimed") for uid in uids}
         self._record(*(Ended(uid, f"dropped/{reason}") for uid in groups))
@@ -260,11 +275,6 @@ class Ledger:
 
     # ---- what people and metrics see ----
 
-    @property
-    def version(self) -> int:
-        """The weight version that the next claim trains."""
-        return self._version
-
     def since_commit(self) -> float:
         """Seconds since a group was committed last, or since the start."""
         return self._clock() - self._last_commit
@@ -281,7 +291,8 @@ class Ledger:
             parts.append("none in flight")
         others = {"stored": len(state.having("committed")), "claimed": len(state.having("claimed")), "cancelled": len(self.cancelled())}
         parts += [f"{number} {what}" for what, number in others.items() if number]
-        parts += [f"{number} {what.replace('/', ' ')}" for what, number in sorted(self._losses().items())]
+        losses = sorted(what for what in self._counts if what.startswith(("failed", "evicted", "dropped")))
+        parts += [f"{self._counts[what]} {what.replace('/', ' ')}" for what in losses]
         if self._last_failure:
             parts.append(f"last failure: {self._last_failure}")
         admission = self._admit()
@@ -317,14 +328,14 @@ class Ledger:
     def _in(self, uid: str, what: str, *states: GroupState) -> Group:
         group = self._groups.get(uid)
         if group is None:
-            raise UnknownGroupError(f"{what}: no group {uid!r}: it was never reserved, or is gone (trained, failed, evicted or dropped)")
+            raise GroupStateError(f"{what}: no group {uid!r}: it was never reserved, or is gone (trained, failed, evicted or dropped)")
         if group.state not in states:
             raise GroupStateError(f"{what}: group {uid!r} is {group.state}, not {' or '.join(states)}")
         return group
 
     def _select(self, count: int) -> Sequence[Group]:
         chosen = self._sampler.select(self._state(), count)
-        self._trust("select", [group.uid for group in chosen], "committed")
+        self._trust("select", [group.uid for group in chosen], self._groups, "committed")
         if len(chosen) > count:
             raise SamplerError(f"{type(self._sampler).__name__}.select: {len(chosen)} groups, {count} were asked for")
         return chosen
@@ -332,15 +343,14 @@ class Ledger:
     def _late(self, state: BufferState) -> dict[str, str]:
         """How the groups that must not be trained end, by uid."""
         reasons = self._sampler.evict(state)
-        self._trust("evict", reasons, "in_flight", "committed", groups=state.groups)
+        self._trust("evict", reasons, state.groups, "in_flight", "committed")
         return {uid: f"evicted/{reason}" for uid, reason in reasons.items()}
 
-    def _trust(self, what: str, uids: Collection[str], *states: GroupState, groups: Mapping[str, Group] | None = None) -> None:
+    def _trust(self, what: str, uids: Collection[str], groups: Mapping[str, Group], *states: GroupState) -> None:
         # A sampler may be the user's own; what it may not do is have a group trained twice, or taken from the trainer.
-        known = self._groups if groups is None else groups
         for uid in uids:
-            if uid not in known or known[uid].state not in states:
-                found = known[uid].state if uid in known else "not in the buffer"
+            if uid not in groups or groups[uid].state not in states:
+                found = groups[uid].state if uid in groups else "not in the buffer"
                 raise SamplerError(f"{type(self._sampler).__name__}.{what}: group {uid!r} is {found}, not {' or '.join(states)}")
         if len(set(uids)) < len(uids):
             raise SamplerError(f"{type(self._sampler).__name__}.{what}: a group occurs twice in {list(uids)}")
@@ -360,6 +370,9 @@ class Ledger:
             case Admitted(uid, keys, version, target):
                 self._groups[uid] = Group(uid, keys, "in_flight", version, target, now)
                 self._counts["admitted"] += 1
+            case Reissued(uid, keys, version, attempt):
+                self._groups[uid] = replace(self._groups[uid], keys=keys, start_version=version, attempt=attempt, since=now)
+                self._counts["reissued"] += 1
             case Committed(uid):
                 self._groups[uid] = self._stored(change)
                 self._counts["committed"] += 1
@@ -380,14 +393,16 @@ class Ledger:
             case Announced(version):
                 self._version, self._trained_now = version, 0
 
+    def _again(self, group: Group, version: int) -> Reissued:
+        attempt = group.attempt + 1
+        keys = tuple(mint_key(version, group.uid, row, attempt) for row in range(len(group.keys)))
+        return Reissued(group.uid, keys, version, attempt)
+
     def _stored(self, change: Committed) -> Group:
         return replace(
             self._groups[change.uid], state="committed", start_version=change.start_version, end_version=change.end_version,
             meta=change.meta, commit_number=self._counts["committed"], since=self._clock(),
         )  # fmt: skip
-
-    def _losses(self) -> dict[str, int]:
-        return {name: number for name, number in self._counts.items() if name.startswith(("failed", "evicted", "dropped"))}
 
 
 def _age(group: Group, version: int) -> int:

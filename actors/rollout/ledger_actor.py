@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate
 
 import ray
 
@@ -61,13 +62,22 @@ class Places:
 
     Attributes:
         given: places for the first prompts of the request.
-        refusal: reason why the next prompt got no place; None when all got one.
         cancelled: uids of cancelled groups.
     """
 
     given: tuple[Admitted, ...]
-    refusal: Refusal | None
     cancelled: tuple[str, ...]
+
+
+def _locked[**P, R](method: Callable[Concatenate[Ledger, P], R]) -> Callable[Concatenate[LedgerActor, P], R]:
+    """A change of the ledger as a method of its actor."""
+
+    @wraps(method)
+    def locked(self: LedgerActor, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._change():
+            return method(self._buffer, *args, **kwargs)
+
+    return locked
 
 
 class LedgerActor:
@@ -133,13 +143,13 @@ class LedgerActor:
             while True:
                 self._open()
                 if self._writer_gave_up:  # a question that was under way when it did: nobody would write the rows
-                    return Places((), Refusal(f"the collector has given up ({self._writer_gave_up})"), ())
-                given, refusal = self._reserve(uids, rows)
+                    return Places((), ())
+                given = self._reserve(uids, rows)
                 cancelled = self._buffer.cancelled()
                 left = deadline - time.monotonic()
                 if given or left <= 0 or not self._told >= set(cancelled):
                     self._told = set(cancelled)
-                    return Places(tuple(given), refusal, cancelled)
+                    return Places(given, cancelled)
                 self._changed.wait(left)
 
     def begin_writing(self) -> None:
@@ -152,11 +162,6 @@ class LedgerActor:
         with self._change():
             return tuple(self._buffer.commit(group.uid, group.meta, group.start_version, group.end_version) for group in groups)
 
-    def fail(self, uid: str, reason: str) -> None:
-        """As `Ledger.fail`."""
-        with self._change():
-            self._buffer.fail(uid, reason)
-
     def abandon(self, reason: str, error: Exception | None = None) -> tuple[str, ...]:
         """The collector gives up, for this reason: everything in flight fails, and so does a claim that needs more than is stored.
 
@@ -168,6 +173,21 @@ class LedgerActor:
         with self._change():
             self._writer_gave_up, self._writer_error = reason, error
             return self._buffer.abandon(reason)
+
+    # ---- checkpoints ----
+
+    def cut(self, step: int) -> dict[str, Any]:
+        """As `Ledger.state`, for the checkpoint of this step."""
+        with self._changed:
+            self._open()
+            return self._buffer.state()
+
+    def restore(self, state: Mapping[str, Any], kept: Mapping[str, int]) -> tuple[Admitted, ...]:
+        """As `Ledger.restore`, and then `Ledger.reissue`."""
+        with self._change():
+            self._buffer.restore(state)
+            self._told = set()
+            return self._buffer.reissue(kept)
 
     # ---- the trainer's side ----
 
@@ -200,27 +220,13 @@ class LedgerActor:
                 self._look_at_writer(count)  # without the lock: it asks Ray
                 next_look = time.monotonic() + _LOOK_AT_WRITER_S
 
-    def release(self, uids: Sequence[str]) -> tuple[str, ...]:
-        """As `Ledger.release`."""
-        with self._change():
-            return self._buffer.release(uids)
-
-    def trained(self, uids: Sequence[str]) -> None:
-        """As `Ledger.trained`."""
-        with self._change():
-            self._buffer.trained(uids)
-
-    def drop(self, uids: Sequence[str], reason: str) -> None:
-        """As `Ledger.drop`."""
-        with self._change():
-            self._buffer.drop(uids, reason)
-
-    def set_version(self, version: int) -> tuple[str, ...]:
-        """As `Ledger.set_version`."""
-        with self._change():
-            return self._buffer.set_version(version)
-
     # ---- both ----
+
+    fail = _locked(Ledger.fail)
+    release = _locked(Ledger.release)
+    trained = _locked(Ledger.trained)
+    drop = _locked(Ledger.drop)
+    set_version = _locked(Ledger.set_version)
 
     def metrics(self) -> dict[str, float]:
         """As `Ledger.metrics`, and the seconds that claims have waited in all."""
@@ -245,14 +251,14 @@ class LedgerActor:
             yield
             self._changed.notify_all()
 
-    def _reserve(self, uids: Sequence[str], rows: int) -> tuple[list[Admitted], Refusal | None]:
+    def _reserve(self, uids: Sequence[str], rows: int) -> tuple[Admitted, ...]:
         given: list[Admitted] = []
         for uid in uids:
             place = self._buffer.reserve(uid, rows)
             if isinstance(place, Refusal):
-                return given, place
+                break
             given.append(place)
-        return given, None
+        return tuple(given)
 
     def _open(self) -> None:
         if self._closed:

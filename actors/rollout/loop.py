@@ -18,8 +18,11 @@ import pickle
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any
 
 import ray
@@ -28,36 +31,22 @@ from actors import names
 from actors.environments.scoring.verdict import Verdict
 from actors.environments.scoring.verdict import metrics as scoring_metrics
 from actors.generation.pool import EnginePool
-from actors.generation.types import EngineDiedError, GenerationRequest
-from actors.rollout.in_flight import InFlight, PromptGroup
+from actors.generation.types import EngineDiedError
+from actors.rollout.cut import RolloutState
+from actors.rollout.in_flight import InFlight, PromptGroup, group_requests
 from actors.rollout.ledger_actor import Places
 from actors.rollout.prompts import DrawnPrompt, PromptStream
 from actors.rollout.samples import SLOWEST, Progress, Sample, SlowSample, StepReport, slowest
-from actors.rollout.scoring import Scoring, Written, observe, shown
-from actors.rollout.transitions import Committed
+from actors.rollout.scoring import Finished, Scoring, observe
+from actors.rollout.transitions import Admitted, Committed
 from actors.waiting import ActorTimeoutError, wait
+from configs.deadlines import LEDGER_CALL_S
+from configs.rollout import RolloutConfig
 
 _POLL_S = 0.1  # longest wait for one thing before a look at the others
 _PLACE_S = 1.0  # longest wait of one `reserve`, inside the ledger
-_CALL_S = 60.0  # longest wait for an answer of the ledger
 _JOIN_S = 30.0
 _DOING = {"generate": "time/generate", "score": "time/score_and_store", "idle": "idle/generator_s"}  # and the metric of its seconds
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How the loop takes places.
-
-    Attributes:
-        at_once: number of prompts asked for together. ahead: whether places are taken while other groups are in flight.
-        outlives_engines: whether it goes on with the remaining engines when one dies.
-        sleeps: whether engines sleep when all groups are stored.
-    """
-
-    at_once: int
-    ahead: bool
-    outlives_engines: bool
-    sleeps: bool
 
 
 class RolloutLoop:
@@ -65,33 +54,42 @@ class RolloutLoop:
 
     Args:
         stream: source of prompts; only the loop's thread draws from it.
-        requests: function that makes the requests of a group.
-        rows: number of responses per prompt.
+        seed: of the run.
         ledger: handle of the ledger's actor.
+        at_once: number of prompts that places are asked for together.
+        ahead: whether places are taken while other groups are in flight, and it goes on with the remaining engines when one dies.
+        sleeps: whether engines sleep when all groups are stored.
         shown: largest number of samples in a report.
+        resumed: what it goes on from; the ledger, the stream and the data plane are there already.
     """
 
     def __init__(
         self,
         *,
         stream: PromptStream,
-        requests: Callable[[PromptGroup], list[GenerationRequest]],
-        rows: int,
+        rollout: RolloutConfig,
+        seed: int,
         pool: EnginePool,
         scoring: Scoring,
         ledger: Any,
-        pace: Pace,
+        at_once: int,
+        ahead: bool,
+        sleeps: bool,
         shown: int,
+        resumed: RolloutState | None = None,
     ) -> None:
-        self._stream, self._requests, self._rows, self._pace = stream, requests, rows, pace
+        self._stream, self._rollout, self._seed = stream, rollout, seed
         self._pool, self._scoring, self._ledger = pool, scoring, ledger
+        self._at_once, self._ahead, self._sleeps = at_once, ahead, sleeps
         self._flying = InFlight()
         self._drawn: deque[DrawnPrompt] = deque()
-        self._begun: dict[str, Written | None] = {}  # groups in the order of drawing, until those before them are noted
+        self._begun: dict[str, Finished | None] = {}  # groups in the order of drawing, until those before them are noted
         self._prompt_metrics: dict[str, float] = {}
         self._asked: Any = None  # the pending call of `reserve`
         self._asked_at = 0.0
         self._known_dead: set[str] = set()
+        self._resumed = resumed
+        self._cuts: SimpleQueue[tuple[int, Future[RolloutState]]] = SimpleQueue()
         self._stopping, self._ended = threading.Event(), threading.Event()
         self._lock = threading.Lock()  # of all that follows, which other threads read
         self._began = time.monotonic()
@@ -113,15 +111,13 @@ class RolloutLoop:
         self._ended.wait(wait_s)
         with self._lock:
             log, self._log = tuple(self._log), []
-            seconds = time.monotonic() - self._began
-            ended = self._ended.is_set()
             return Progress(
                 groups=self._groups,
                 tokens=self._tokens,
-                seconds=seconds,
+                seconds=time.monotonic() - self._began,
                 in_flight=self._in_flight,
                 log=log,
-                ended=ended,
+                ended=self._ended.is_set(),
                 error=self._error,
             )
 
@@ -135,6 +131,25 @@ class RolloutLoop:
             samples, slow, verdicts = tuple(self._samples), self._slowest, self._verdicts
             self._samples, self._slowest, self._verdicts = [], (), []
         return StepReport(samples=samples, slowest=slow, metrics=metrics | scoring_metrics(verdicts) | self._prompt_metrics)
+
+    def cut(self, step: int, timeout_s: float) -> RolloutState:
+        """Everything between a drawn prompt and its commit, as it stands between two turns. Engines go on meanwhile.
+
+        Args:
+            step: as `LedgerActor.cut`. timeout_s: longest wait for the end of a turn.
+
+        Raises:
+            RuntimeError: the loop has ended. ActorTimeoutError: the thread is stuck in a call.
+        """
+        wanted: Future[RolloutState] = Future()
+        self._cuts.put((step, wanted))
+        deadline = time.monotonic() + timeout_s
+        while not self._ended.is_set() and time.monotonic() < deadline:
+            with suppress(TimeoutError):
+                return wanted.result(_POLL_S)
+        if not self._ended.is_set():
+            raise ActorTimeoutError(f"cut: generation did not come to the end of its turn within {timeout_s:.0f} s")
+        raise RuntimeError(f"cut: generation has ended: {self._error or 'it was stopped'}")
 
     def stop(self) -> None:
         """Abort what runs and end. Idempotent.
@@ -155,11 +170,13 @@ class RolloutLoop:
             self._ask("begin_writing")
             while not self._stopping.is_set():
                 try:
+                    self._go_on()
                     self._admit()
                     self._gather()
                 except EngineDiedError as error:
                     self._do_without(error)
                 self._store()
+                self._hand_out_cuts()
             self._pool.abort([lost for uid in self._flying.uids() for lost in self._flying.remove(uid)])
         except Exception as error:  # noqa: BLE001  (whatever it is, the trainer must hear of it)
             why, cause = f"{type(error).__name__}: {error}", _portable(error)
@@ -168,6 +185,40 @@ class RolloutLoop:
         finally:
             self._abandon(why, cause)
             self._ended.set()
+
+    def _go_on(self) -> None:
+        """Begin with what a checkpoint had, once."""
+        if self._resumed is None:
+            return
+        state, self._resumed = self._resumed, None
+        self._drawn += state.drawn
+        self._begun |= state.begun
+        self._scoring.begin(state.scoring)
+        for group in state.flying:
+            self._flying.add(group)
+        self._note()
+        self._count()
+        self._pool.submit([request for group in state.flying for request in group_requests(group, self._rollout, self._seed)])
+
+    def _hand_out_cuts(self) -> None:
+        while not self._cuts.empty():
+            step, wanted = self._cuts.get()
+            wanted.set_result(self._state(step))
+
+    def _state(self, step: int) -> RolloutState:
+        ledger = self._ask("cut", step)
+        # The ledger may have given places that the pending `reserve` has not told yet.
+        held = {group["uid"]: group for group in ledger["groups"]}
+        given = [drawn for drawn in self._drawn if drawn.uid in held]
+        unseen = [PromptGroup(drawn.problem, drawn.token_ids, _place(held[drawn.uid])) for drawn in given]
+        return RolloutState(
+            ledger=ledger,
+            stream=self._stream.state(),
+            drawn=tuple(drawn for drawn in self._drawn if drawn.uid not in held),
+            flying=(*(replace(group, results=dict(group.results)) for group in self._flying.groups()), *unseen),
+            scoring=self._scoring.groups(),
+            begun=self._begun | {group.uid: None for group in unseen},
+        )
 
     def _admit(self) -> None:
         """Begin as many groups as there are places. The pending `reserve` waits inside the ledger, so waiting costs no further calls."""
@@ -179,7 +230,7 @@ class RolloutLoop:
             for place in places.given:
                 drawn = self._drawn.popleft()
                 begun.append(PromptGroup(drawn.problem, drawn.token_ids, place))
-            if begun and not self._pace.ahead:
+            if begun and not self._ahead:
                 break  # the next are drawn when these are stored
         if not begun:
             return
@@ -187,23 +238,24 @@ class RolloutLoop:
             self._flying.add(group)
             self._begun[group.uid] = None
         self._count()
-        self._pool.submit([request for group in begun for request in self._requests(group)])
+        self._pool.submit([request for group in begun for request in group_requests(group, self._rollout, self._seed)])
 
     def _places(self, wait_s: float) -> Places | None:
         """The result of the pending `reserve`, if it comes within `wait_s` seconds."""
         if self._asked is None:
-            if not self._pace.ahead and (self._flying or self._scoring):
+            if not self._ahead and (self._flying or self._scoring):
                 return None
-            self._drawn += self._stream.draw_encoded(self._pace.at_once - len(self._drawn))
-            self._asked = self._ledger.reserve.remote([drawn.uid for drawn in self._drawn], self._rows, _PLACE_S)
+            self._drawn += self._stream.draw_encoded(self._at_once - len(self._drawn))
+            uids = [drawn.uid for drawn in self._drawn]
+            self._asked = self._ledger.reserve.remote(uids, self._rollout.responses_per_prompt, _PLACE_S)
             self._asked_at = time.monotonic()
         ready, _ = ray.wait([self._asked], timeout=wait_s)
         if not ready:
-            if time.monotonic() > self._asked_at + _PLACE_S + _CALL_S:
-                raise ActorTimeoutError(f"reserve: no answer from {names.LEDGER} within {_PLACE_S + _CALL_S:.0f} s")
+            if time.monotonic() > self._asked_at + _PLACE_S + LEDGER_CALL_S:
+                raise ActorTimeoutError(f"reserve: no answer from {names.LEDGER} within {_PLACE_S + LEDGER_CALL_S:.0f} s")
             return None
         asked, self._asked = self._asked, None
-        places: Places = wait(asked, who=names.LEDGER, what="reserve", timeout_s=_CALL_S)
+        places: Places = wait(asked, who=names.LEDGER, what="reserve", timeout_s=LEDGER_CALL_S)
         return places
 
     def _gather(self) -> None:
@@ -222,7 +274,7 @@ class RolloutLoop:
         Raises:
             EngineDiedError: it was the last, or the run does not go on without one.
         """
-        if not self._pool.alive or not self._pace.outlives_engines:
+        if not self._pool.alive or not self._ahead:
             raise error
         for uid in self._flying.groups_of(error.request_ids):
             self._fail(uid, str(error))
@@ -233,12 +285,12 @@ class RolloutLoop:
         if not scored:
             return
         for done in scored:
-            self._begun[done.group.uid] = done
+            self._begun[done.group.uid] = Finished.of(done)
         self._note()
         for done in scored:
             if done.meta is None:
                 self._ask("fail", done.group.uid, f"no reward: {next(v.error for v in done.verdicts if v.drop == 'group')}")
-        if self._pace.sleeps and not self._flying and not self._scoring:
+        if self._sleeps and not self._flying and not self._scoring:
             self._pool.sleep()  # before the trainer hears of the last group: it needs the memory
         stored = [
             Committed(done.group.uid, meta, min(tag["start_version"] for tag in meta.tags), max(tag["end_version"] for tag in meta.tags))
@@ -252,17 +304,18 @@ class RolloutLoop:
 
     def _note(self) -> None:
         """Pass finished groups to the curriculum and the next report, in the order of drawing."""
-        noted: list[Written] = []
-        while self._begun and (done := self._begun[next(iter(self._begun))]) is not None:
-            noted.append(self._begun.pop(done.group.uid) or done)
+        noted: list[Finished] = []
+        while self._begun and (done := self._begun[uid := next(iter(self._begun))]) is not None:
+            del self._begun[uid]
+            noted.append(done)
             observe(self._stream, done)
-        found = [SlowSample.of(done.group.problem.uid, verdict) for done in noted for verdict in done.verdicts]
+        found = [SlowSample.of(done.problem.uid, verdict) for done in noted for verdict in done.verdicts]
         with self._lock:
             self._prompt_metrics = self._stream.metrics()
             self._verdicts += [verdict for done in noted for verdict in done.verdicts]
             self._slowest = slowest((*self._slowest, *found), SLOWEST)
             room = self._shown - len(self._samples)
-            self._samples += [shown(done) for done in noted if done.meta is not None][:room]
+            self._samples += [done.sample for done in noted if done.sample is not None][:room]
 
     def _fail(self, uid: str, reason: str) -> None:
         self._pool.abort(self._flying.remove(uid))
@@ -277,7 +330,7 @@ class RolloutLoop:
             self._say(f"the ledger was not told that generation ended: {error}")
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        return wait(getattr(self._ledger, method).remote(*arguments), who=names.LEDGER, what=method, timeout_s=_CALL_S)
+        return wait(getattr(self._ledger, method).remote(*arguments), who=names.LEDGER, what=method, timeout_s=LEDGER_CALL_S)
 
     def _count(self) -> None:
         """What others may read of the groups in flight, and of what is being done."""
@@ -293,6 +346,10 @@ class RolloutLoop:
     def _say(self, line: str) -> None:
         with self._lock:
             self._log.append(line)
+
+
+def _place(group: Mapping[str, Any]) -> Admitted:
+    return Admitted(group["uid"], tuple(group["keys"]), group["start_version"], group["target_version"])
 
 
 def _portable(error: Exception) -> Exception | None:

@@ -1,6 +1,6 @@
 """From problems to prompts: their tokens, once, and the order in which they are drawn.
 
-    Problems ──data_order or the source's own──► PromptStream ──PromptEncoder──► fits? ──► DrawnPrompt(uid, problem, token ids)
+    Problems ──epoch_order or the source's own──► PromptStream ──PromptEncoder──► fits? ──► DrawnPrompt(uid, problem, token ids)
                                                       ▲                            └► refused, dropped or truncated
                                      level of the curriculum ◄── accuracy of scored groups
 
@@ -9,8 +9,9 @@ What the model generates is never tokenised again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -136,13 +137,10 @@ def end_token_ids(model_path: str) -> list[int]:
     return sorted(ends)
 
 
-def truncate(token_ids: list[int], room: int) -> list[int]:
-    """The last `room` tokens. The beginning is lost, and with it the chat header and the system prompt (as with verl's truncation=left)."""
-    return token_ids[max(0, len(token_ids) - room) :]
-
-
 def fit(problem: Problem, token_ids: list[int], room: int, on_too_long: OnTooLong) -> list[int] | None:
     """The prompt's tokens, at most `room` of them; None: it is too long, and dropped.
+
+    Truncated means the last `room` tokens: the chat header and the system prompt are lost (as with verl's truncation=left).
 
     Raises:
         PromptTooLongError: it is too long, and must not be; names the prompt.
@@ -156,26 +154,17 @@ def fit(problem: Problem, token_ids: list[int], room: int, on_too_long: OnTooLon
             "environment.on_too_long to drop or truncate. "
             f"It begins {problem.question[:60]!r}"
         )
-    return None if on_too_long == "drop" else truncate(token_ids, room)
+    return None if on_too_long == "drop" else token_ids[len(token_ids) - room :]
 
 
 def _named(problem: Problem) -> str:
     return f"environment: prompt {problem.uid}" + (f" of {problem.source}" if problem.source else "")
 
 
-def data_order(size: int, seed: int, start: int = 0) -> Iterator[tuple[int, int]]:
-    """(epoch, problem number) without end: each epoch is one seeded permutation of all problems. The first `start` are passed over.
-
-    Raises:
-        ValueError: there are no problems.
-    """
-    if size < 1:
-        raise ValueError("no order of no problems")
-    epoch, passed = divmod(start, size)
-    while True:
-        for index in np.random.default_rng((seed, epoch)).permutation(size)[passed:]:
-            yield epoch, int(index)
-        epoch, passed = epoch + 1, 0
+@lru_cache(maxsize=1)
+def epoch_order(size: int, seed: int, epoch: int) -> np.ndarray[Any, Any]:
+    """Problem numbers in the order of the epoch, int64 [size]: one seeded permutation of all."""
+    return np.random.default_rng((seed, epoch)).permutation(size)
 
 
 @dataclass(frozen=True)
@@ -227,7 +216,6 @@ class PromptStream:
         self.size = problems.size("train") if self._streamed is None else None
         self.patience = _STREAMED_PATIENCE if self.size is None else 2 * self.size
         self.position = self.dropped = self.truncated = 0
-        self._order = self._order_from(0)
         self._curriculum: Curriculum | None = None
         if curriculum is not None:
             if not isinstance(problems, LeveledProblems):
@@ -247,27 +235,40 @@ class PromptStream:
             PromptTooLongError: one does not fit and is refused, or `patience` in a row were dropped.
             ConfigError: the chat template does not take one.
         """
-        if self._encoder is None or self._room is None:
-            raise RuntimeError("draw_encoded needs an encoder and room")
-        drawn: list[DrawnPrompt] = []
+        none_fits = PromptTooLongError(
+            f"environment: none of the last {self.patience} prompts has at most {self._room} tokens, so all were dropped: shorten "
+            "them, lower max_new_tokens, take a model with a longer context, or set environment.on_too_long=truncate"
+        )
+        return self.draw_kept(count, self._encoded, none_fits)
+
+    def draw_kept[T](self, count: int, read: Callable[[str, Problem], T | None], none_kept: Exception) -> list[T]:
+        """What `read` makes of the next problems and their uids, until there are `count`; None: it drops the problem.
+
+        Raises:
+            What `read` raises; `none_kept`: it dropped `patience` in a row.
+        """
+        kept: list[T] = []
         last = self.position
-        while len(drawn) < count:
-            uid, problem = self._next()
-            held_out = bool(self._held_out) and prompt_digest(problem) in self._held_out
-            whole = self._encoder.prompt(problem)
-            token_ids = None if held_out else fit(problem, whole, self._room, self._on_too_long)
-            if token_ids is not None:
-                self.truncated += len(token_ids) < len(whole)
-                drawn.append(DrawnPrompt(uid, problem, token_ids))
+        while len(kept) < count:
+            one = read(*self._next())
+            if one is not None:
+                kept.append(one)
                 last = self.position
-                continue
-            self.dropped += 1
-            if self.position - last >= self.patience:
-                raise PromptTooLongError(
-                    f"environment: none of the last {self.patience} prompts has at most {self._room} tokens, so all were dropped: shorten "
-                    "them, lower max_new_tokens, take a model with a longer context, or set environment.on_too_long=truncate"
-                )
-        return drawn
+            elif self.position - last >= self.patience:
+                raise none_kept
+        return kept
+
+    def number(self, uid: str) -> int | None:
+        """The number, in its split, of the problem that was drawn as `uid`; None: it was streamed, and cannot be asked for again."""
+        return None if self._streamed is not None else int(uid.rpartition(".")[2])
+
+    def again(self, number: int, level: int | None) -> Problem:
+        """A numbered problem as it was drawn, at the level of the curriculum then.
+
+        Raises:
+            IndexError: there is no such problem.
+        """
+        return self._numbered(number, level)
 
     def observe(self, problem: Problem, accuracy: float) -> None:
         """Tell the curriculum, if there is one, which part of a drawn problem's responses are right. See `Curriculum.observe`."""
@@ -311,23 +312,33 @@ class PromptStream:
         if self._streamed is not None:
             self._streamed.restore_stream(state["source"])
         self.position, self.dropped, self.truncated = state["position"], state["dropped"], state["truncated"]
-        self._order = self._order_from(self.position)
-
-    def _order_from(self, position: int) -> Iterator[tuple[int, int]]:
-        return iter(()) if self.size is None else data_order(self.size, self._seed, position)
 
     def _next(self) -> tuple[str, Problem]:
         if self._streamed is not None:
             uid, problem = f"s{self.position}", self._streamed.next_train()
         else:
-            epoch, index = next(self._order)
-            uid, problem = f"{epoch}.{index}", self._numbered(index)
+            assert self.size is not None
+            epoch, place = divmod(self.position, self.size)
+            index = int(epoch_order(self.size, self._seed, epoch)[place])
+            level = None if self._curriculum is None else self._curriculum.level
+            uid, problem = f"{epoch}.{index}", self._numbered(index, level)
         self.position += 1
         return uid, problem
 
-    def _numbered(self, index: int) -> Problem:
-        if self._curriculum is None:
+    def _encoded(self, uid: str, problem: Problem) -> DrawnPrompt | None:
+        if self._encoder is None or self._room is None:
+            raise RuntimeError("draw_encoded needs an encoder and room")
+        held_out = bool(self._held_out) and prompt_digest(problem) in self._held_out
+        whole = self._encoder.prompt(problem)
+        token_ids = None if held_out else fit(problem, whole, self._room, self._on_too_long)
+        if token_ids is None:
+            self.dropped += 1
+            return None
+        self.truncated += len(token_ids) < len(whole)
+        return DrawnPrompt(uid, problem, token_ids)
+
+    def _numbered(self, index: int, level: int | None) -> Problem:
+        if level is None:
             return self._problems.problem("train", index)
-        level = self._curriculum.level
         problem = self._leveled.problem_at(level, "train", index)
         return replace(problem, columns={**problem.columns, LEVEL: level})

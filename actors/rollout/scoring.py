@@ -15,11 +15,11 @@ import ray
 from actors import names
 from actors.data_plane.interface import DataPlane
 from actors.data_plane.meta import KVBatchMeta
+from actors.environments import Problem
 from actors.environments.rewards.base import Response
 from actors.environments.scoring.verdict import Verdict
 from actors.rollout.assemble import group_rows
-from actors.rollout.group_requests import read_response
-from actors.rollout.in_flight import PromptGroup
+from actors.rollout.in_flight import PromptGroup, read_response
 from actors.rollout.prompts import PromptEncoder, PromptStream
 from actors.rollout.samples import Sample
 from actors.rollout.trajectory import Trajectory
@@ -41,6 +41,26 @@ class Written:
     verdicts: tuple[Verdict, ...]
 
 
+@dataclass(frozen=True)
+class Finished:
+    """What the curriculum and the report want to know of a group.
+
+    Attributes:
+        verdicts: of each response. sample: the first response, for a person; None: nothing was written.
+    """
+
+    problem: Problem
+    verdicts: tuple[Verdict, ...]
+    sample: Sample | None
+
+    @classmethod
+    def of(cls, written: Written) -> Finished:
+        """Of a group that was scored."""
+        group = written.group
+        first = Sample.of(group.problem, written.responses[0], written.verdicts[0], group.in_order()[0].weight_version_start)
+        return cls(group.problem, written.verdicts, None if written.meta is None else first)
+
+
 class Scoring:
     """Groups between their last token and the data plane. Call from one thread.
 
@@ -59,6 +79,10 @@ class Scoring:
 
     def __len__(self) -> int:
         return sum(len(groups) for groups, _ in self._pending.values())
+
+    def groups(self) -> tuple[PromptGroup, ...]:
+        """Those that are being scored, in the order of `begin`."""
+        return tuple(group for groups, _ in self._pending.values() for group, _ in groups)
 
     def begin(self, groups: Sequence[PromptGroup]) -> None:
         """Send groups that were completed together to the environment, in one call; does not wait."""
@@ -97,8 +121,7 @@ class Scoring:
         parts = {
             group.uid: group_rows(
                 self._partition_id,
-                group.reservation.version,
-                group.uid,
+                group.reservation,
                 [Trajectory.single_turn(group.prompt, result) for result in group.in_order()],
                 [response.truncated for response in responses],
                 verdicts,
@@ -118,14 +141,8 @@ class Scoring:
         return [Written(group, metas.get(group.uid), responses, verdicts) for group, responses, verdicts in scored]
 
 
-def observe(stream: PromptStream, written: Written) -> None:
+def observe(stream: PromptStream, done: Finished) -> None:
     """Tell the curriculum how the group did; responses without a verdict on success say nothing."""
-    known = [verdict.success for verdict in written.verdicts if verdict.outcome == "scored" and verdict.success is not None]
+    known = [verdict.success for verdict in done.verdicts if verdict.outcome == "scored" and verdict.success is not None]
     if known:
-        stream.observe(written.group.problem, sum(known) / len(known))
-
-
-def shown(written: Written) -> Sample:
-    """The group's first response, for a person."""
-    version = written.group.in_order()[0].weight_version_start
-    return Sample.of(written.group.problem, written.responses[0], written.verdicts[0], version)
+        stream.observe(done.problem, sum(known) / len(known))

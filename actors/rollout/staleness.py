@@ -25,6 +25,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
+from pydantic import ConfigDict, with_config
+
 from actors.data_plane.meta import KVBatchMeta
 from configs.base import ConfigError
 from configs.import_path import imported
@@ -33,6 +35,7 @@ from configs.staleness import AsyncConfig
 GroupState = Literal["in_flight", "cancelled", "committed", "claimed"]
 
 
+@with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True)
 class Group:
     """The responses to one prompt.
@@ -47,6 +50,7 @@ class Group:
         end_version, commit_number, meta: version of the last token, number of commits before this one, and rows; set by the commit.
         claimed_version: version that was trained when it was claimed last.
         evicted: reason why it was cancelled.
+        attempt: how often it was issued again after a resume.
     """
 
     uid: str
@@ -60,6 +64,7 @@ class Group:
     meta: KVBatchMeta | None = None
     claimed_version: int | None = None
     evicted: str = ""
+    attempt: int = 0
 
 
 @dataclass(frozen=True)

@@ -88,17 +88,8 @@ class SampleReader:
         Raises:
             SampleTooLongError: see `read`; or every sample of an epoch was dropped.
         """
-        drawn: list[TokenSample] = []
-        last = problems.position
-        while len(drawn) < count:
-            ((uid, problem),) = problems.draw(1)
-            sample = self.read(uid, problem)
-            if sample is not None:
-                drawn.append(sample)
-                last = problems.position
-            elif problems.position - last >= problems.patience:
-                raise SampleTooLongError(f"each of the {problems.size} training samples is too long and was dropped")
-        return drawn
+        too_long = SampleTooLongError(f"each of the {problems.size} training samples is too long and was dropped")
+        return problems.draw_kept(count, self.read, too_long)
 
 
 class SupervisedBatches:

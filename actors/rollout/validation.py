@@ -9,7 +9,7 @@ from actors.environments import Environment, Problem
 from actors.environments.rewards.base import Response
 from actors.environments.scoring.verdict import Verdict
 from actors.generation.pool import EnginePool
-from actors.rollout.group_requests import read_response, seeded_request
+from actors.rollout.in_flight import read_response, seeded_request
 from actors.rollout.prompts import OnTooLong, PromptEncoder, fit
 from actors.rollout.samples import Sample
 from configs.validation import OWN_SET as OWN_SET

@@ -27,15 +27,10 @@ Row = dict[str, Any]
 
 
 class MetricsWriter(LinesWriter):
-    """Appends the metrics of a run. Use as a context manager.
-
-    Attributes:
-        warnings: one line for each value that was not finite, in the order of writing.
-    """
+    """Appends the metrics of a run. Use as a context manager."""
 
     def __init__(self, directory: RunDirectory) -> None:
         super().__init__(directory.metrics)
-        self.warnings: list[str] = []
         self._events = EventFileWriter(str(directory.tensorboard))
 
     def close(self) -> None:
@@ -46,7 +41,7 @@ class MetricsWriter(LinesWriter):
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """One line, on disk when the call returns: the step, then the metrics in alphabetical order.
 
-        A value that is not finite is written as null (JSON has no NaN), is no TensorBoard point, and adds to `warnings`.
+        A value that is not finite is written as null (JSON has no NaN), is no TensorBoard point, and is logged.
 
         Raises:
             ValueError: a metric called `step`.
@@ -67,7 +62,6 @@ class MetricsWriter(LinesWriter):
             raise TypeError(f"step {step}, metric {name!r}: {value!r} is not a number") from error
         if math.isfinite(number):
             return number
-        self.warnings.append(f"step {step}: {name} is {number}")
         _log.warning("step %d: metric %s is %s: written as null", step, name, number)
         return None
 

@@ -10,21 +10,31 @@ runs/
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 _LATEST = "latest"
 
 
-@dataclass(frozen=True)
 class RunDirectory:
     """The directory of one run.
 
     Attributes:
         root: absolute, because actors (which have another working directory) write here as well.
+        config: the resolved configuration, YAML. summary: the run in a few numbers (`summary.Summary`). report: HTML.
+        metrics, samples, slowest: one JSON object per line (`MetricsWriter`, `SamplesWriter`, `SlowestWriter`).
+        tensorboard: directory of TensorBoard event files, with the same values as `metrics`.
+        hf: directory of the trained policy in Hugging Face format. hf_best: of the best checkpoint, when that is another.
+        journal: every transition of the ledger (`actors.rollout.journal`).
+        checkpoints: where checkpoints are kept unless `checkpoint.url` says otherwise.
     """
 
-    root: Path
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.config, self.summary, self.report = root / "config.yaml", root / "summary.json", root / "report.html"
+        self.metrics, self.samples, self.slowest = root / "metrics.jsonl", root / "samples.jsonl", root / "slowest.jsonl"
+        self.tensorboard, self.checkpoints = root / "tensorboard", root / "checkpoints"
+        self.journal = root / "journal.jsonl"
+        self.hf, self.hf_best = root / "hf", root / "hf-best"
 
     @classmethod
     def create(cls, output_dir: str | Path, name: str, *, latest: bool = True) -> RunDirectory:
@@ -44,60 +54,10 @@ class RunDirectory:
         link = parent / _LATEST
         if link.exists() and not link.is_symlink():
             raise FileExistsError(f"{link} is not a symbolic link: move it away, the link to the last run goes there")
-        root = _claim(parent, name)
+        directory = cls(_claim(parent, name))
         if latest:
-            point(link, root)
-        return cls(root)
-
-    @property
-    def config(self) -> Path:
-        """The resolved configuration, YAML."""
-        return self.root / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON object per line (`metrics.MetricsWriter`)."""
-        return self.root / "metrics.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Directory of TensorBoard event files, with the same values as `metrics`."""
-        return self.root / "tensorboard"
-
-    @property
-    def samples(self) -> Path:
-        """One JSON object per line (`samples.SamplesWriter`)."""
-        return self.root / "samples.jsonl"
-
-    @property
-    def slowest(self) -> Path:
-        """One JSON object per line (`slowest.SlowestWriter`)."""
-        return self.root / "slowest.jsonl"
-
-    @property
-    def journal(self) -> Path:
-        """One line for each transition of the ledger (`actors.rollout.journal`)."""
-        return self.root / "journal.jsonl"
-
-    @property
-    def report(self) -> Path:
-        """The HTML report."""
-        return self.root / "report.html"
-
-    @property
-    def summary(self) -> Path:
-        """The run in a few numbers (`summary.Summary`)."""
-        return self.root / "summary.json"
-
-    @property
-    def hf(self) -> Path:
-        """Directory of the trained policy in Hugging Face format."""
-        return self.root / "hf"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Directory of `checkpoints.Checkpoints`."""
-        return self.root / "checkpoints"
+            point_latest(directory)
+        return directory
 
 
 def _claim(parent: Path, name: str) -> Path:
@@ -110,6 +70,11 @@ def _claim(parent: Path, name: str) -> Path:
             number += 1
         else:
             return root
+
+
+def point_latest(directory: RunDirectory) -> None:
+    """Have `latest` point to the run."""
+    point(directory.root.parent / _LATEST, directory.root)
 
 
 def point(link: Path, target: Path) -> None:

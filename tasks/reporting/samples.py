@@ -3,47 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Protocol
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal
 
 from tasks.reporting.jsonl import LinesWriter
 from tasks.reporting.run_dir import RunDirectory
 
+if TYPE_CHECKING:
+    from actors.rollout.samples import Sample
+
 # before, validation, after: greedy answers to held-out prompts; train: what the policy learnt from.
 Phase = Literal["before", "train", "validation", "after"]
-
-
-class Sample(Protocol):
-    """One response as a person reads it."""
-
-    @property
-    def prompt(self) -> str: ...
-    @property
-    def response(self) -> str: ...
-    @property
-    def answer(self) -> str: ...
-    @property
-    def reward(self) -> float: ...
-    @property
-    def weight_version(self) -> int: ...
-    @property
-    def uid(self) -> str: ...
-    @property
-    def source(self) -> str: ...
-    @property
-    def success(self) -> bool | None: ...
-    @property
-    def outcome(self) -> str: ...
-    @property
-    def rewards(self) -> Mapping[str, float | None]: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def truncated(self) -> bool: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def error(self) -> str: ...
+_KEYS = (
+    "prompt", "response", "answer", "reward", "weight_version", "uid", "source", "success", "outcome", "rewards", "tokens", "truncated",
+    "error",
+)  # fmt: skip
 
 
 class SamplesWriter(LinesWriter):
@@ -60,23 +34,9 @@ class SamplesWriter(LinesWriter):
 
 def as_row(step: int, phase: Phase, sample: Sample) -> dict[str, Any]:
     """A line of samples.jsonl; keys after weight_version are missing in directories of older runs."""
-    return {
-        "step": step,
-        "phase": phase,
-        "prompt": sample.prompt,
-        "response": sample.response,
-        "answer": sample.answer,
-        "reward": _finite(sample.reward),
-        "weight_version": sample.weight_version,
-        "uid": sample.uid,
-        "source": sample.source,
-        "success": sample.success,
-        "outcome": sample.outcome,
-        "rewards": {label: _finite(value) for label, value in sample.rewards.items()},
-        "tokens": sample.tokens,
-        "truncated": sample.truncated,
-        "error": sample.error,
-    }
+    rewards = {label: _finite(value) for label, value in sample.rewards.items()}
+    texts = {key: getattr(sample, key) for key in _KEYS}
+    return {"step": step, "phase": phase, **texts, "reward": _finite(sample.reward), "rewards": rewards}
 
 
 def _finite(value: float | None) -> float | None:

@@ -9,29 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tasks.reporting.jsonl import LinesWriter
 from tasks.reporting.run_dir import RunDirectory
 from tasks.reporting.samples import Phase
 from tasks.reporting.text import duration, visible
 
+if TYPE_CHECKING:
+    from actors.rollout.samples import SlowSample
+
 _SHOWN = 10
-
-
-class SlowSample(Protocol):
-    """A response whose scoring took long, or came to nothing."""
-
-    @property
-    def uid(self) -> str: ...
-    @property
-    def label(self) -> str: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def outcome(self) -> str: ...
-    @property
-    def error(self) -> str: ...
 
 
 class SlowestWriter(LinesWriter):
@@ -48,16 +36,8 @@ class SlowestWriter(LinesWriter):
 
 def slow_row(step: int, phase: Phase, one: SlowSample) -> dict[str, Any]:
     """A line of slowest.jsonl."""
-    seconds = one.seconds if math.isfinite(one.seconds) else 0.0
-    return {
-        "step": step,
-        "phase": phase,
-        "uid": one.uid,
-        "label": one.label,
-        "seconds": seconds,
-        "outcome": one.outcome,
-        "error": one.error,
-    }
+    found = {key: getattr(one, key) for key in ("uid", "label", "seconds", "outcome", "error")}
+    return {"step": step, "phase": phase, **found, "seconds": one.seconds if math.isfinite(one.seconds) else 0.0}
 
 
 def slowest_first(rows: Sequence[dict[str, Any]], count: int = _SHOWN) -> list[dict[str, Any]]:

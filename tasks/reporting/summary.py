@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,19 +15,10 @@ from tasks.reporting.text import ABSENT, ascii_absent, change, duration, estimat
 from tasks.reporting.validation import Triple
 from tasks.reporting.views import VIEWS, FlowName
 
+if TYPE_CHECKING:
+    from actors.rollout.samples import Validation
+
 _SHOWN_STAGES = 4
-
-
-def _now() -> str:
-    return datetime.now().astimezone().isoformat(timespec="seconds")
-
-
-class Estimated(Protocol):
-    """Answers to a validation set: see actors/rollout/samples.py."""
-
-    @property
-    def estimate(self) -> tuple[float, float, float]: ...
-    def gain(self, before: Any, /) -> Any: ...
 
 
 class SetAccuracy(BaseModel):
@@ -44,7 +35,7 @@ class SetAccuracy(BaseModel):
     gain: Triple | None = None
 
     @classmethod
-    def of[V: Estimated](cls, before: V | None, after: V | None) -> Self:
+    def of(cls, before: Validation | None, after: Validation | None) -> Self:
         """Of one validation set."""
         gain = after.gain(before).change if before and after else None
         return cls(
@@ -104,7 +95,7 @@ class Summary(BaseModel):
     seconds_per_stage: dict[str, float] = {}
     mean_logprob_error: float | None = None
     error: str | None = None
-    finished_at: str = Field(default_factory=_now)
+    finished_at: str = Field(default_factory=lambda: datetime.now().astimezone().isoformat(timespec="seconds"))
 
     @property
     def tokens_per_s(self) -> float | None:

@@ -29,17 +29,6 @@ from tasks.reporting.views import Column
 _SHORTEST_BAR, _LONGEST_BAR = 6, 30
 
 
-class Phase:
-    """Something that happens now; `update` changes what it is called."""
-
-    def __init__(self, text: str, started: float) -> None:
-        self.text, self.started = text, started
-
-    def update(self, text: str) -> None:
-        """Show another text in its line ("warm start 40/100 loss 1.23")."""
-        self.text = text
-
-
 class Progress:
     """One line at the bottom of a terminal, or plain lines where there is none. Use as a context manager.
 
@@ -57,7 +46,7 @@ class Progress:
         self._ticks = ("+", "x") if self._console.options.ascii_only else ("✓", "✗")
         self._spinner = Spinner("line" if self._console.options.ascii_only else "dots")
         self._bar = ProgressBar(total=0, completed=0, complete_style="cyan", finished_style="green")
-        self._phase: Phase | None = None
+        self._phase: tuple[str, float] | None = None  # what happens now, and since when
         self._step = 0
         self._known: dict[str, float] = {}
         self._began: tuple[float, int] | None = None
@@ -83,19 +72,19 @@ class Progress:
         self._bar.update(total=total_steps, completed=0)
 
     @contextmanager
-    def phase(self, text: str) -> Iterator[Phase]:
+    def phase(self, text: str) -> Iterator[None]:
         """Show `text` with the seconds since it began; at the end, a tick (or a cross when the block raised) and the time taken."""
-        outer, phase = self._phase, Phase(text, self._now())
-        self._phase = phase
+        outer, started = self._phase, self._now()
+        self._phase = text, started
         if not self._animated:
             self._plain(f"{text} ...")
         done = False
         try:
-            yield phase
+            yield
             done = True
         finally:
             self._phase = outer
-            self._close(phase, done)
+            self._close(text, duration(self._now() - started), done)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """`step` steps are done, with these metrics. A terminal keeps showing the last known value of each.
@@ -119,21 +108,20 @@ class Progress:
         else:
             self._plain(text)
 
-    def _close(self, phase: Phase, done: bool) -> None:
-        taken = duration(self._now() - phase.started)
+    def _close(self, text: str, taken: str, done: bool) -> None:
         if self._live is not None:
             self._live.refresh()  # else the old frame stays under the tick until the next one
             tick = Text(f"{self._ticks[0]} ", "green") if done else Text(f"{self._ticks[1]} ", "red")
-            self._print(tick.append(phase.text, "default").append(f"  {taken}", "dim default"))
+            self._print(tick.append(text, "default").append(f"  {taken}", "dim default"))
         else:
-            self._plain(f"{phase.text}: {'done in' if done else 'failed after'} {taken}")
+            self._plain(f"{text}: {'done in' if done else 'failed after'} {taken}")
 
     def _render(self) -> RenderableType:
         """The animated line: the innermost phase, else the bar. Exactly one line, however narrow the terminal."""
         now = self._now()
         if self._phase is not None:
-            seconds = duration(now - self._phase.started)
-            return _one_line(self._spinner, Text(self._phase.text).append(f"  {seconds}", "dim"))
+            text, started = self._phase
+            return _one_line(self._spinner, Text(text).append(f"  {duration(now - started)}", "dim"))
         if not self._known:
             return Text()
         head, tail = f"step {self._step}/{self._total}", f"{self._values(self._known, ' ')} ETA {self._eta(now)}"

@@ -27,15 +27,15 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from actors.storage import Content, Folder, numbered
 from configs.base import ConfigError
+from tasks.lease import Lease, LeaseError
 from tasks.retraining.decision import Scores
-from tasks.retraining.lease import Lease, RegistryError
 
 _log = logging.getLogger(__name__)
 _FIELD = "registry.url"
 _CURRENT = "current.json"
 
 
-class PromotionConflictError(RegistryError):
+class PromotionConflictError(LeaseError):
     """Another run promoted a model since this one began: the new model was compared with one that is no longer the promoted one."""
 
 

@@ -26,7 +26,8 @@ from actors.waiting import ActorGoneError
 from configs.loader import load
 from configs.run import RunConfig
 from tasks.advantage import advantage
-from tasks.launch import RunActors, launch, stop
+from tasks.handles import RunActors
+from tasks.launch import launch, stop
 from tests.e2e.conftest import SHORT, call
 from tests.patience import WAIT_S
 

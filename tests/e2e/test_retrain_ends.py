@@ -22,7 +22,7 @@ from prefect.client.schemas import State
 
 import flows.night
 from flows.retrain import retrain
-from tasks.retraining.lease import Lease
+from tasks.lease import Lease
 from tasks.retraining.registry import Registry
 from tests.e2e.test_retrain_flow import paused
 from tests.patience import WAIT_S

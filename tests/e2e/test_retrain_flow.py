@@ -24,9 +24,9 @@ from transformers import AutoModelForCausalLM
 from configs.retrain import ApprovalConfig
 from flows.approval import ask_approval
 from flows.retrain import retrain
+from tasks.lease import Lease
 from tasks.reporting.jsonl import read_lines
 from tasks.reporting.summary import Summary
-from tasks.retraining.lease import Lease
 from tasks.retraining.registry import Promotion, Registry
 from tests.e2e.conftest import SHORT
 from tests.patience import WAIT_S
@@ -146,7 +146,7 @@ def test_the_event_carries_the_lineage(nights: Nights) -> None:
 
 
 def test_a_second_trigger_skips_while_one_is_at_work(nights: Nights) -> None:
-    with Lease(nights.registry.lease_folder, "flow run 'the-first'", 60).held():
+    with Lease(nights.registry.lease_folder, "flow run 'the-first' is retraining into", 60).held():
         state = nights.run()
     assert (state.name, state.type.value) == ("Skipped", "COMPLETED")
     assert state.message is not None

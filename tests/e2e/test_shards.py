@@ -38,7 +38,7 @@ from configs.sft import SftConfig
 from flows.evaluate import evaluate
 from flows.sft_session import PreparedSft, SftSession
 from flows.shards import in_lanes, room
-from tasks.launch import EvaluationActors
+from tasks.handles import EvaluationActors
 from tests.e2e.light import count
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("server", "ray_session")]

@@ -21,7 +21,8 @@ from actors.generation.types import GenerationRequest, GenerationResult, UpdateO
 from actors.preflight import prepare_model
 from configs.loader import load
 from configs.run import RunConfig
-from tasks.launch import RunActors, launch, stop
+from tasks.handles import RunActors
+from tasks.launch import launch, stop
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 NEEDS_TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -79,9 +79,10 @@ class Group(PolicyGroup):
             self._executor.close()
         config = self._config.model_copy(update={"parallel": LAYOUTS[layout]})
         init_method = f"tcp://127.0.0.1:{free_port('127.0.0.1')}"
-        begun = [p.__ray_call__.remote(_begin_anew, config, rank, init_method) for rank, p in enumerate(self._processes)]
+        begun = [p.__ray_call__.remote(_begin_anew, config, rank, init_method) for rank, p in enumerate(self._processes.values())]
         ray.get(begun, timeout=WAIT_S)  # four processes import Megatron at once on two shared cores
-        self._config, self._workers, self._layout = config, self._processes[: config.parallel.world_size], layout
+        self._config, self._layout = config, layout
+        self._workers = dict(list(self._processes.items())[: config.parallel.world_size])
         assert "compiled graph over" in self.ready()
         self.snapshot_reference()
 
@@ -107,7 +108,7 @@ class Group(PolicyGroup):
         return [_resources(), *self._on_workers(_resources)]
 
     def _on_workers(self, function: Callable[[Any], Any]) -> list[Any]:
-        found: list[Any] = ray.get([worker.__ray_call__.remote(function) for worker in self._workers], timeout=WAIT_S)
+        found: list[Any] = ray.get([worker.__ray_call__.remote(function) for worker in self._workers.values()], timeout=WAIT_S)
         return found
 
 

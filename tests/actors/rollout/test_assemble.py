@@ -10,6 +10,7 @@ from actors.environments.scoring.verdict import Verdict
 from actors.generation.types import GenerationResult
 from actors.rollout.assemble import ROLLOUT_FIELDS, group_rows, token_columns
 from actors.rollout.trajectory import NO_VERSION, Trajectory
+from actors.rollout.transitions import Admitted
 
 
 def test_columns_of_two_rows() -> None:
@@ -51,7 +52,8 @@ def test_a_response_without_tokens_and_a_wrong_count_are_refused() -> None:
 
 def rows_of(uid: str, prompt: list[int], results: list[GenerationResult], verdicts: list[Verdict]) -> Any:
     trajectories = [Trajectory.single_turn(prompt, result) for result in results]
-    return group_rows("train", 4, uid, trajectories, [result.finish_reason == "length" for result in results], verdicts)
+    place = Admitted(uid, tuple(mint_key(4, uid, row) for row in range(len(results))), 4, None)
+    return group_rows("train", place, trajectories, [result.finish_reason == "length" for result in results], verdicts)
 
 
 def test_a_group_s_rows_carry_uid_versions_and_reward_in_tags() -> None:

@@ -17,10 +17,10 @@ from actors.data_plane.in_memory import MemoryPlane
 from actors.data_plane.interface import DataPlane, DataPlaneGoneError
 from actors.data_plane.meta import KVBatchMeta
 from actors.rollout.ledger_actor import LedgerActor, LedgerClosedError, LedgerStalledError, Places, ledger_actor_class
-from actors.rollout.staleness import Refusal
 from actors.rollout.transitions import Admitted, Committed
 from actors.waiting import ActorGoneError, look_for, wait
 from configs.staleness import AsyncConfig
+from tests.actors.data_plane.conftest import another_client
 from tests.patience import WAIT_S
 
 ROWS = 2
@@ -43,7 +43,7 @@ class Rig:
     def __init__(self, find_writer: Callable[[], object] = there, **config: Any) -> None:
         self.plane = new_plane()
         values = {"max_trajectory_age_steps": 1, "stall_timeout_s": SOON} | config
-        self.actor = LedgerActor(AsyncConfig(**values), 2, 0, "train", lambda: self.plane.with_timeout(SOON), find_writer)
+        self.actor = LedgerActor(AsyncConfig(**values), 2, 0, "train", lambda: another_client(self.plane, SOON), find_writer)
         self.pool = ThreadPoolExecutor(8)
 
     def go[R](self, call: Callable[..., R], *arguments: Any) -> Future[R]:
@@ -102,7 +102,7 @@ def test_a_reservation_waits_for_a_place(made: Callable[..., Rig]) -> None:
     rig = made(buffer_capacity=2)
     rig.write("a")
     rig.write("b")
-    assert rig.actor.reserve(["c"], ROWS, 0.0) == Places((), Refusal("the buffer holds 2 groups, its capacity"), ())
+    assert rig.actor.reserve(["c"], ROWS, 0.0) == Places((), ())
     waiting = rig.go(rig.reserve, "c")
     rig.actor.drop(["a"], "zero_variance")
     assert waiting.result(SOON).uid == "c"
@@ -132,7 +132,7 @@ def test_a_waiting_reservation_gets_nothing_once_its_collector_has_given_up(made
     while not rig.actor._changed._waiters:  # type: ignore[attr-defined]
         time.sleep(0.01)
     assert rig.actor.abandon("it was stopped") == ("a",)
-    nothing = Places((), Refusal("the collector has given up (it was stopped)"), ())
+    nothing = Places((), ())
     assert waiting.result(SOON) == nothing
     assert rig.actor.reserve(["b"], ROWS, SOON) == nothing  # it was on its way when the collector gave up
     rig.actor.begin_writing()
@@ -144,10 +144,9 @@ def test_prompts_get_places_in_their_order_as_far_as_there_are_any(made: Callabl
     rig.write("a")
     places = rig.actor.reserve(["b", "c", "d", "e"], ROWS, SOON)  # does not wait: two have a place
     assert [given.uid for given in places.given] == ["b", "c"]
-    assert places.refusal == Refusal("the buffer holds 3 groups, its capacity")
     stored = [Committed(given.uid, rig.put(given), 0, 0) for given in places.given]
     assert rig.actor.commit(stored) == (True, True)
-    assert rig.actor.reserve([], ROWS, 0.0) == Places((), None, ())
+    assert rig.actor.reserve([], ROWS, 0.0) == Places((), ())
 
 
 def test_half_written_rows_are_rolled_back(made: Callable[..., Rig]) -> None:

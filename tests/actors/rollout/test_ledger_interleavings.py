@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from actors.data_plane.meta import KVBatchMeta
-from actors.rollout.ledger import Claim, Ledger, UnknownGroupError
+from actors.rollout.ledger import Claim, GroupStateError, Ledger
 from actors.rollout.staleness import Refusal, build
 from actors.rollout.transitions import Admitted
 from configs.staleness import SAMPLERS, AsyncConfig
@@ -232,7 +232,7 @@ class Machine(RuleBasedStateMachine):
         uids = self.some(data, "claimed")
         if self.attempt(lambda: self.buffer.trained(uids)):
             self.done(uids)
-            with pytest.raises(UnknownGroupError):
+            with pytest.raises(GroupStateError):
                 self.buffer.trained(uids)
 
     def done(self, uids: Sequence[str]) -> None:

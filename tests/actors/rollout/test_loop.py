@@ -19,9 +19,8 @@ from actors.environments.rewards.base import Response
 from actors.environments.scoring.verdict import Verdict
 from actors.generation.types import EngineDiedError, GenerationRequest, GenerationResult
 from actors.rollout.assemble import TRAIN_FIELDS
-from actors.rollout.group_requests import group_requests
 from actors.rollout.ledger_actor import ClaimReply, ledger_actor_class
-from actors.rollout.loop import Pace, RolloutLoop
+from actors.rollout.loop import RolloutLoop
 from actors.rollout.prompts import DrawnPrompt
 from actors.rollout.scoring import Scoring
 from actors.waiting import wait
@@ -117,16 +116,17 @@ class Rig:
         options = ledger_actor_class().options(name=names.LEDGER, namespace=namespace, num_cpus=0)
         self.ledger = options.remote(rules, STEP, 0, "train", plane, int)
         self.call("ready")
-        rollout = RolloutConfig(prompts_per_step=STEP, responses_per_prompt=ROWS)
         stand_ins: Any = (self.stream, self.pool, Encoder())
         self.loop = RolloutLoop(
             stream=stand_ins[0],
-            requests=lambda group: group_requests(group, rollout, 0),
-            rows=ROWS,
+            rollout=RolloutConfig(prompts_per_step=STEP, responses_per_prompt=ROWS),
+            seed=0,
             pool=stand_ins[1],
             scoring=Scoring(self._scorer, stand_ins[2], plane(), "train", WAIT_S, replaces=ahead),
             ledger=self.ledger,
-            pace=Pace(at_once=STEP, ahead=ahead, outlives_engines=ahead, sleeps=not ahead),
+            at_once=STEP,
+            ahead=ahead,
+            sleeps=not ahead,
             shown=2,
         )
 

@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from actors.environments import Problem, Split
 from actors.environments.dataset.problems import prompt_digest
 from actors.models.scratch_model import write_scratch_model
-from actors.rollout.prompts import DrawnPrompt, OnTooLong, PromptEncoder, PromptStream, PromptTooLongError, data_order, fit, truncate
+from actors.rollout.prompts import DrawnPrompt, OnTooLong, PromptEncoder, PromptStream, PromptTooLongError, epoch_order, fit
 from configs.base import ConfigError
 from configs.model import ModelConfig
 from tests.actors.environments.parrot import Parrot
@@ -96,29 +95,22 @@ def chat(*messages: tuple[str, str]) -> Problem:
 # ---- the order ----
 
 
+def uids_of(size: int, seed: int, epochs: int) -> list[str]:
+    return [f"{epoch}.{index}" for epoch in range(epochs) for index in epoch_order(size, seed, epoch)]
+
+
 @given(size=st.integers(1, 40), seed=st.integers(0, 2**31), epochs=st.integers(1, 3))
 def test_every_epoch_visits_every_problem_once(size: int, seed: int, epochs: int) -> None:
-    drawn = list(islice(data_order(size, seed), size * epochs))
-    assert drawn == list(islice(data_order(size, seed), size * epochs))
-    assert Counter(drawn) == Counter({(epoch, index): 1 for epoch in range(epochs) for index in range(size)})
-
-
-@given(size=st.integers(1, 40), seed=st.integers(0, 2**31), start=st.integers(0, 130))
-def test_an_order_from_a_position_is_the_tail_of_the_whole(size: int, seed: int, start: int) -> None:
-    assert list(islice(data_order(size, seed, start), 50)) == list(islice(data_order(size, seed), start, start + 50))
+    drawn = [uid for uid, _ in PromptStream(Digits(size), seed).draw(size * epochs)]
+    assert drawn == [uid for uid, _ in PromptStream(Digits(size), seed).draw(size * epochs)] == uids_of(size, seed, epochs)
+    assert Counter(drawn) == Counter(f"{epoch}.{index}" for epoch in range(epochs) for index in range(size))
 
 
 def test_the_order_of_a_seed_stays_as_it_was() -> None:
     """A run of a seed must give the same metrics as ever."""
     first = [(0, 2), (0, 4), (0, 3), (0, 0), (0, 1), (1, 1), (1, 4)]
-    assert list(islice(data_order(5, 0), 7)) == first
     stream = PromptStream(Digits(5), 0)
     assert [(uid, problem.uid) for uid, problem in stream.draw(7)] == [(f"{epoch}.{index}", f"digits:{index}") for epoch, index in first]
-
-
-def test_no_problems_have_no_order() -> None:
-    with pytest.raises(ValueError, match="no order"):
-        next(data_order(0, 0))
 
 
 def test_uids_stay_unique_over_epochs() -> None:
@@ -208,7 +200,8 @@ def test_messages_that_the_tokenizer_does_not_take_are_named(templated: Callable
 
 @given(ids=st.lists(st.integers(0, 299), max_size=20), room=st.integers(1, 25))
 def test_left_truncation_keeps_the_last_tokens(ids: list[int], room: int) -> None:
-    kept = truncate(ids, room)
+    kept = fit(Problem("0", "", ""), ids, room, "truncate")
+    assert kept is not None
     assert len(kept) == min(len(ids), room)
     assert ids[len(ids) - len(kept) :] == kept
 
@@ -228,7 +221,7 @@ def test_what_becomes_of_a_long_prompt() -> None:
 @given(size=st.integers(1, 12), room=st.integers(2, 14), seed=st.integers(0, 99), epochs=st.integers(1, 3))
 def test_dropped_and_truncated_prompts_are_counted(encoder: PromptEncoder, size: int, room: int, seed: int, epochs: int) -> None:
     """Problem i has i + 2 tokens, so room - 1 of them fit."""
-    order = [f"{epoch}.{index}" for epoch, index in islice(data_order(size, seed), size * epochs)]
+    order = uids_of(size, seed, epochs)
     short = [uid for uid in order if int(uid.split(".")[1]) + 2 <= room]
     dropping = PromptStream(Digits(size), seed, encoder=encoder, room=room, on_too_long="drop")
     assert [drawn.uid for drawn in dropping.draw_encoded(len(short))] == short

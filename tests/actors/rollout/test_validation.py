@@ -17,7 +17,7 @@ from actors.environments.scoring.verdict import Part, Verdict, combine
 from actors.generation.pool import EnginePool
 from actors.generation.types import GenerationRequest, GenerationResult
 from actors.models.scratch_model import write_scratch_model
-from actors.rollout.group_requests import seeded_request
+from actors.rollout.in_flight import seeded_request
 from actors.rollout.prompts import PromptEncoder
 from actors.rollout.samples import Sample, SlowSample, Validation, slowest
 from actors.rollout.statistics import Tally, accuracy

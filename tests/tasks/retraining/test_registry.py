@@ -15,8 +15,8 @@ import pytest
 
 from actors.storage import Content, Folder
 from configs.base import ConfigError
+from tasks.lease import Lease, LeaseLostError
 from tasks.retraining.decision import Scores
-from tasks.retraining.lease import Lease, LeaseLostError
 from tasks.retraining.registry import Attempt, Promotion, PromotionConflictError, Registry, why_skip
 from tests.conftest import ROOT
 
@@ -235,7 +235,7 @@ def test_why_a_night_need_not_train() -> None:
 PROMOTER = """
 import sys
 from pathlib import Path
-from tasks.retraining.lease import Lease
+from tasks.lease import Lease
 from tasks.retraining.registry import Attempt, Registry
 attempt = Attempt.model_validate_json(sys.argv[3])
 registry, directory = Registry(sys.argv[1]), Path(sys.argv[2])

@@ -12,12 +12,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from actors.storage import Folder
-from tasks.retraining.lease import BusyError, Lease, LeaseLostError
-from tests.stores import memory
+from tasks.lease import BusyError, Lease, LeaseLostError
+from tests.stores import memory, url
+
+__all__ = ["url"]
 
 
 def test_the_second_is_told_who_is_at_work(url: str) -> None:
-    first, second = (Lease(Folder(url, "registry.url"), name, 60) for name in ("flow run 'a'", "flow run 'b'"))
+    first, second = (
+        Lease(Folder(url, "registry.url"), name, 60) for name in ("flow run 'a' is retraining into", "flow run 'b' is retraining into")
+    )
     with first.held():
         with pytest.raises(BusyError, match="flow run 'a' is retraining into"):
             second.acquire()
@@ -161,3 +165,18 @@ class Holders(RuleBasedStateMachine):
 
 TestHolders = Holders.TestCase
 TestHolders.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_a_second_try_of_the_same_run_need_not_wait() -> None:
+    folder = Folder(memory(), "checkpoint.url")
+    first = Lease(folder, "flow run 1 trains into", 60)
+    first.acquire()
+    with pytest.raises(BusyError, match="flow run 1 trains into memory://"):
+        Lease(folder, "flow run 1 trains into", 60).acquire()
+    with pytest.raises(BusyError):
+        Lease(folder, "flow run 2 trains into", 60, again=True).acquire()
+    again = Lease(folder, "flow run 1 trains into", 60, again=True)
+    again.acquire()
+    again.check()
+    with pytest.raises(LeaseLostError):
+        first.check()

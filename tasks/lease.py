@@ -1,4 +1,4 @@
-"""One retraining at a time per registry, however many servers, workers and command lines start one.
+"""One writer at a time of a folder behind a URL: a registry's nights, or a run's checkpoints, wherever they are started.
 
     lease/000006.json  released ─┐
                                  ├─► acquire: create 000007 (one of several wins) ─► renew, renew ... ─► release
@@ -6,8 +6,7 @@
 
 The highest number is the lease; whoever creates the next number holds it. A holder that was paused for too long finds a higher number
 and must not go on. Not Prefect's concurrency slots: those know one server only, and a killed holder keeps its slot for five minutes.
-Clocks of the machines must agree to within a fraction of the lease's seconds. If all this failed, `Registry.promote` would still
-let only one of two runs promote.
+Clocks of the machines must agree to within a fraction of the lease's seconds.
 """
 
 from __future__ import annotations
@@ -25,17 +24,18 @@ from actors.storage import Folder, numbered
 
 _log = logging.getLogger(__name__)
 _RENEWALS = 4  # in the time that a lease lasts
+_LOOK_S = 1.0
 
 
-class RegistryError(RuntimeError):
-    """What this package refuses to do, and why; the subclasses say in which case."""
+class LeaseError(RuntimeError):
+    """The folder is not this run's to write."""
 
 
-class BusyError(RegistryError):
+class BusyError(LeaseError):
     """Another run holds the lease. The message says which."""
 
 
-class LeaseLostError(RegistryError):
+class LeaseLostError(LeaseError):
     """The lease expired, or another run has taken it over: this one must not write any more."""
 
 
@@ -52,13 +52,14 @@ class Lease:
     """A claim on the folder.
 
     Args:
-        holder: name of this run, for the message that another run shows.
+        holder: name of this run, and what it does, for the message that another run shows.
         seconds: time that the lease lasts without a renewal.
         now: function that returns the seconds since the epoch.
+        again: take the lease over from a holder of the same name: an earlier try of this run, which is dead.
     """
 
-    def __init__(self, folder: Folder, holder: str, seconds: float, now: Callable[[], float] = time.time) -> None:
-        self._folder, self._holder, self._seconds, self._now = folder, holder, seconds, now
+    def __init__(self, folder: Folder, holder: str, seconds: float, now: Callable[[], float] = time.time, *, again: bool = False) -> None:
+        self._folder, self._holder, self._seconds, self._now, self._again = folder, holder, seconds, now, again
         self._nonce = uuid.uuid4().hex
         self._number, self._expires_at = 0, 0.0
 
@@ -70,8 +71,9 @@ class Lease:
         """
         last = self._folder.last()
         held = self._read(last)
-        if held is not None and not held.released and self._now() < held.expires_at:
-            raise BusyError(f"{held.holder} is retraining into {self._folder.url}")
+        own = held is not None and self._again and held.holder == self._holder
+        if held is not None and not held.released and not own and self._now() < held.expires_at:
+            raise BusyError(f"{held.holder} {self._folder.url}")
         number, expires_at = last + 1, self._now() + self._seconds
         name = numbered(number)
         created = self._folder.create(name, self._record(expires_at))
@@ -79,7 +81,7 @@ class Lease:
         if not created or self._folder.last() != number:
             if created:
                 self._folder.remove(name)
-            raise BusyError(f"another run began to retrain into {self._folder.url} at the same moment")
+            raise BusyError(f"another run began to write into {self._folder.url} at the same moment")
         self._number, self._expires_at = number, expires_at
         for old in self._folder.numbers():
             if old < number:
@@ -104,7 +106,7 @@ class Lease:
         """
         self._must_be_newest()
         if self._now() >= self._expires_at:
-            raise LeaseLostError(f"the lease on {self._folder.url} could not be renewed in time: nothing was promoted")
+            raise LeaseLostError(f"the lease on {self._folder.url} could not be renewed in time: this run must not write there any more")
 
     def release(self) -> None:
         """Let the next run begin at once. Nothing happens when the lease was lost."""
@@ -113,13 +115,16 @@ class Lease:
             self._folder.replace(numbered(number), self._record(self._now(), released=True))
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, wait_s: float = 0.0) -> Iterator[None]:
         """Take it, renew it in the background, release it at the end of the block.
+
+        Args:
+            wait_s: for so long a lease of another may still expire: a holder that was killed did not release it.
 
         Raises:
             BusyError.
         """
-        self.acquire()
+        self._acquire_within(wait_s)
         stop = threading.Event()
         thread = threading.Thread(target=self._keep, args=(stop,), name="lease", daemon=True)
         thread.start()
@@ -133,6 +138,16 @@ class Lease:
             except Exception:  # noqa: BLE001  (what the block has done stands, and the lease expires by itself)
                 _log.warning("the lease on %s could not be released", self._folder.url, exc_info=True)
 
+    def _acquire_within(self, wait_s: float) -> None:
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                return self.acquire()
+            except BusyError:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(_LOOK_S)
+
     def _keep(self, stop: threading.Event) -> None:
         while not stop.wait(self._seconds / _RENEWALS):
             try:
@@ -144,7 +159,7 @@ class Lease:
 
     def _must_be_newest(self) -> None:
         if self._number == 0 or self._folder.last() != self._number:
-            raise LeaseLostError(f"another run has taken over the lease on {self._folder.url}: nothing was promoted")
+            raise LeaseLostError(f"another run has taken over the lease on {self._folder.url}: this one must not write there any more")
 
     def _record(self, expires_at: float, *, released: bool = False) -> bytes:
         record = _Record(holder=self._holder, nonce=self._nonce, expires_at=expires_at, released=released)

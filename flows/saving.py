@@ -1,0 +1,187 @@
+"""The checkpoints of one run, as its session sees them: when one is due, how it is made, and what the run goes on from.
+
+save: draft ─► task checkpoint-N (training stands still) ─► the run's own files ─► task publish-checkpoint-N (beside the next steps)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from prefect.futures import PrefectFuture
+from prefect.logging import get_run_logger
+from pydantic import BaseModel, ValidationError
+
+from actors.checkpoints.errors import CheckpointError
+from actors.checkpoints.manifest import Manifest, packages, shape_digest
+from actors.checkpoints.store import CheckpointStore
+from actors.models.hf import tensor_shapes
+from configs.run import BaseRunConfig
+from flows.resume import Origin
+from tasks.call import quoted
+from tasks.checkpoint import POLICY, checkpoint, keep_reference, publish, restore
+from tasks.reporting.run_dir import RunDirectory
+
+_STATE = "run/state.json"
+_LINES = ("metrics.jsonl", "samples.jsonl", "slowest.jsonl")  # files of the run that go on
+
+
+class Saving:
+    """Checkpoints of the run in `directory`.
+
+    Args:
+        flow_run: its id. origin: what it goes on from.
+
+    Attributes:
+        goes_on_from: the checkpoint that the next `restore` takes; None: the run begins.
+    """
+
+    def __init__(self, config: BaseRunConfig, directory: RunDirectory, flow_run: str, origin: Origin | None) -> None:
+        self._config, self._directory, self._flow_run = config, directory, flow_run
+        scratch, timeout_s = directory.root / ".checkpoints", config.checkpoint.timeout_s
+        self.store = CheckpointStore(config.checkpoint.url or str(directory.checkpoints), scratch, timeout_s)
+        self.goes_on_from: Manifest | None = origin.manifest if origin else None
+        self._source = origin.store if origin else self.store
+        self._shared: dict[str, Any] = {}
+        self._publishing: PrefectFuture[Manifest] | None = None
+
+    def is_due(self, step: int) -> bool:
+        """Whether a checkpoint belongs after this step."""
+        every = self._config.checkpoint.every_steps
+        return every is not None and step % every == 0
+
+    # ---- writing ----
+
+    def save(
+        self, namespace: str, step: int, weight_version: int, state: BaseModel, model_path: str, score: float | None
+    ) -> dict[str, float]:
+        """One cut after `step` steps. Returns what it took.
+
+        Args:
+            state: what the flow itself knows. score: of the last validation, higher is better.
+        """
+        self.wait()
+        config = self._config
+        draft = self.store.draft(step)
+        taken = checkpoint(namespace, step, draft.directory, config.flow == "grpo", config.checkpoint.timeout_s)
+        run = draft.directory / "run"
+        run.mkdir()
+        (draft.directory / _STATE).write_text(state.model_dump_json())
+        for name in _LINES:
+            if (lines := self._directory.root / name).is_file():
+                shutil.copyfile(lines, run / name)
+        manifest = Manifest(
+            flow=config.flow, run=self._flow_run, step=step, weight_version=weight_version, score=score,
+            shape=shape_digest(tensor_shapes(model_path)), config=config.model_dump(mode="json"), packages=packages(),
+            folder=draft.folder, files={}, shared=self._shared,
+        )  # fmt: skip
+        self._publishing = publish.submit(namespace, step, quoted(self.store), quoted(draft), quoted(manifest), config.checkpoint)
+        return taken
+
+    def wait(self) -> None:
+        """The checkpoint that is being written is published when this returns.
+
+        Raises:
+            CheckpointError, ConfigError: it could not be; those before it stand.
+        """
+        publishing, self._publishing = self._publishing, None
+        if publishing is not None:
+            self.goes_on_from, self._source = publishing.result(), self.store
+
+    def give_up_writing(self) -> None:
+        """A part of the run is lost: what was being written may become a checkpoint, or not."""
+        try:
+            self.wait()
+        except Exception as error:  # noqa: BLE001  (the run goes on from the one before)
+            get_run_logger().warning("a checkpoint could not be finished: %s", error)
+
+    def keep_reference(self, namespace: str) -> None:
+        """The reference weights are files of every checkpoint from now on; they are written once."""
+        directory = self._directory.root / ".reference"
+        keep_reference(namespace, directory, self._config.checkpoint.timeout_s)
+        self._shared = self.store.keep(directory, _digest(directory))
+        shutil.rmtree(directory)
+
+    # ---- going on ----
+
+    def check(self, model_path: str) -> None:
+        """Before anything starts: the checkpoint is of this model.
+
+        Raises:
+            CheckpointError: it is of another shape.
+        """
+        if self.goes_on_from and self.goes_on_from.shape != shape_digest(tensor_shapes(model_path)):
+            raise CheckpointError(
+                f"the checkpoint of step {self.goes_on_from.step} in {self._source.url} is of another model: its tensors have other names "
+                "or shapes than those of model.path"
+            )
+
+    @contextmanager
+    def source(self) -> Iterator[Path | None]:
+        """The files of the checkpoint to go on from, checked; None: there is none."""
+        if self.goes_on_from is None:
+            yield None
+            return
+        with self._source.fetched(self.goes_on_from) as root:
+            yield root
+
+    def best(self) -> Manifest | None:
+        """The checkpoint with the highest score; None: none has one."""
+        scored = [
+            (manifest.score, -manifest.step, manifest) for manifest in map(self.store.at, self.store.steps()) if manifest.score is not None
+        ]
+        return max(scored, key=lambda one: one[:2])[2] if scored else None
+
+    def fetched(self, manifest: Manifest) -> AbstractContextManager[Path]:
+        """The policy of one of the run's checkpoints."""
+        return self.store.fetched(manifest, POLICY)
+
+    def restore_lines(self, root: Path | None) -> None:
+        """The run's own files are what they were at the checkpoint; without one, they are gone."""
+        for name in _LINES:
+            target = self._directory.root / name
+            source = None if root is None or self.goes_on_from is None else root / self.goes_on_from.folder / "run" / name
+            if source is not None and source.is_file():
+                fresh = target.with_name(f".{name}")
+                shutil.copyfile(source, fresh)
+                fresh.replace(target)
+            else:
+                target.unlink(missing_ok=True)
+
+    def restore[S: BaseModel](self, namespace: str, root: Path, optimizer: Any, state: type[S]) -> S:
+        """The actors go on where the checkpoint was taken. Returns the flow's own state.
+
+        Raises:
+            CheckpointError: a part is damaged.
+        """
+        manifest = self.goes_on_from
+        assert manifest is not None
+        found = self._read_state(root / manifest.folder / _STATE, state)
+        reference = root / Path(next(iter(manifest.shared))).parent if manifest.shared else None
+        restore(namespace, root / manifest.folder, reference, optimizer, self._config.flow == "grpo", self._config.checkpoint.timeout_s)
+        if self._source.url == self.store.url:
+            self._shared = dict(manifest.shared)
+            self.store.withdraw_after(manifest.step)
+        elif reference is not None:
+            self._shared = self.store.keep(reference, reference.name)
+        return found
+
+    def _read_state[S: BaseModel](self, path: Path, state: type[S]) -> S:
+        try:
+            return state.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise CheckpointError(f"{path}: not the state of such a run: {str(error).splitlines()[0]}") from None
+
+
+def _digest(directory: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(directory.rglob("*")):
+        if path.is_file():
+            digest.update(path.name.encode())
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:16]

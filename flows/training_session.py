@@ -1,0 +1,218 @@
+"""A session that trains: it is saved as it goes, resumes, and survives the loss of its parts.
+
+start ─► resume? ─► steps ─► checkpoint every few ─► end
+           ▲          │ loss: an actor died or is silent, a guard rolls back
+           └──────────┘ lost actors start again; the newest checkpoint
+"""
+
+from __future__ import annotations
+
+import tempfile
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+from prefect.logging import get_run_logger
+from pydantic import BaseModel, ConfigDict
+
+from actors.data_plane.interface import DataPlaneGoneError
+from actors.generation.types import EngineDiedError, GenerationTimeoutError, NoEngineError
+from actors.policy.device import PeerLostError
+from actors.rollout.ledger_actor import LedgerClosedError, LedgerStalledError
+from actors.storage import Folder
+from actors.waiting import ActorGoneError, ActorTimeoutError
+from configs.policy import OptimizerConfig
+from configs.run import BaseRunConfig
+from flows.resume import Mark, origin_of
+from flows.saving import Saving
+from flows.session import Prepared, Session
+from flows.stopping import Stopping
+from tasks import events
+from tasks.checkpoint import export_hf, load_weights
+from tasks.generate import GenerationEndedError
+from tasks.handles import RunActors
+from tasks.lease import Lease
+from tasks.reporting.jsonl import read_lines
+from tasks.reporting.run_dir import RunDirectory, point_latest
+
+# What a run comes back from. Everything else is wrong with the data, the configuration or the code, and would fail again.
+LOSSES = (
+    ActorGoneError, ActorTimeoutError, DataPlaneGoneError, EngineDiedError, GenerationEndedError, GenerationTimeoutError, LedgerClosedError,
+    LedgerStalledError, NoEngineError, PeerLostError,
+)  # fmt: skip
+
+
+_LEASE_S = 30.0
+
+
+class RunState(BaseModel):
+    """What the flow's process knows of a run at a checkpoint.
+
+    Attributes:
+        step: steps done. tokens: trained on. seconds: per stage.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step: int
+    tokens: float
+    seconds: dict[str, float]
+
+
+class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
+    """Use as a context manager.
+
+    Attributes:
+        first_step: the step that comes next. finished: all steps are done, and the loop ended well.
+        weight_version: of the present weights.
+    """
+
+    state_type: ClassVar[type[RunState]]
+
+    def __init__(self, config: C, recipe: str) -> None:
+        super().__init__(config, recipe)
+        self.first_step, self.finished, self.weight_version = 1, False, 0
+        self._losses = 0  # since the last checkpoint
+        self._stopping = Stopping(config.checkpoint.grace_s)
+        self._root: Path | None = None  # with the files of the checkpoint to go on from
+
+    # ---- what each flow has of its own ----
+
+    @abstractmethod
+    def _state(self, step: int) -> RunState:
+        """What the flow knows after `step` steps."""
+
+    @abstractmethod
+    def _take_over(self, state: Any) -> None:
+        """Go on with what `_state` returned."""
+
+    @property
+    @abstractmethod
+    def _optimizer(self) -> OptimizerConfig:
+        """Of the steps, as of a run that was not interrupted."""
+
+    @abstractmethod
+    def _score(self, step: int) -> float | None:
+        """Of the weights after `step` steps, higher is better; None: they were not validated."""
+
+    # ---- start ----
+
+    def _choose_directory(self) -> RunDirectory:
+        scratch = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="grpo-checkpoints-")))
+        origin = origin_of(self.config, self.flow_run, scratch)
+        directory = origin.directory if origin and origin.directory else super()._choose_directory()
+        self.saving = Saving(self.config, directory, self.flow_run, origin)
+        url = self.saving.store.url
+        lease = Lease(Folder(f"{url}/lease", "checkpoint.url"), f"flow run {self.flow_run} trains into", _LEASE_S, again=True)
+        self._stack.enter_context(lease.held(wait_s=_LEASE_S + 5))  # a run that was killed holds it for a little longer
+        Mark(flow_run=self.flow_run, checkpoints=url).write(directory)
+        point_latest(directory)
+        return directory
+
+    def _open_files(self) -> None:
+        self._root = self._files.enter_context(self.saving.source())
+        self.saving.restore_lines(self._root)
+        super()._open_files()
+        for row in read_lines(self.directory.metrics):
+            self.publisher.update(row.pop("step"), row)
+
+    def _prepare(self) -> Prepared:
+        self._prepared = super()._prepare()
+        self.saving.check(self._prepared.model_path)
+        return self._prepared
+
+    def resume(self) -> bool:
+        """Go on where the newest checkpoint was taken. False: there is none, and the run begins."""
+        manifest = self.saving.goes_on_from
+        if manifest is None or self._root is None:
+            self.first_step = 1
+            return False
+        with self.progress.phase(f"going on after step {manifest.step}"), self.time("restore"):
+            state = self.saving.restore(self.namespace, self._root, self._optimizer, self.state_type)
+            self.seconds.update(state.seconds)
+            self._tokens, self._steps_done, self.weight_version = state.tokens, state.step, manifest.weight_version
+            self._take_over(state)
+        self.first_step = state.step + 1
+        self.progress.note(f"went on after step {manifest.step}, from {self.saving.store.url}")
+        return True
+
+    # ---- steps ----
+
+    def steps_left(self) -> range:
+        """The steps to do."""
+        return range(self.first_step, self.steps + 1)
+
+    def save_now_and_then(self, step: int) -> None:
+        """A checkpoint when one is due, after the last step, and when somebody asked the run to end; then it ends."""
+        if not (self.saving.is_due(step) or step == self.steps or self._stopping.asked):
+            return
+        self.save(step)
+        if self._stopping.asked:
+            self.saving.wait()
+            self.progress.note(f"asked to end: saved after step {step}; resume={self.directory.root} goes on from there")
+            self.export()
+            self._stopping.end_if_asked()
+
+    def save(self, step: int) -> None:
+        """One cut after this step; its files are written while the run goes on."""
+        self.close_step_before()
+        with self.time("checkpoint") as timer:
+            state, model_path = self._state(step), self._prepared.model_path
+            taken = self.saving.save(self.namespace, step, self.weight_version, state, model_path, self._score(step))
+        self._losses = 0
+        self.record(step, {"time/checkpoint": timer.seconds} | taken)
+
+    # ---- end ----
+
+    def export(self) -> None:
+        """The trained policy as a Hugging Face directory: the last weights, and beside them the best, where those are others."""
+        with self.time("export"), self.progress.phase("writing the trained model"):
+            self._write_last(self.directory.hf)
+            self._write_best(self.directory.hf_best)
+
+    def _write_last(self, path: Path) -> None:
+        export_hf(self.namespace, str(path), self.config.deadlines.policy_stage)
+
+    def _write_best(self, path: Path) -> None:
+        best = self.saving.best() if self.config.checkpoint.keep_best else None
+        if best is None or best.step == self._steps_done:
+            return
+        with self.saving.fetched(best) as root:
+            load_weights(self.namespace, root / best.folder, self._optimizer, self.config.checkpoint.timeout_s)
+        export_hf(self.namespace, str(path), self.config.deadlines.policy_stage)
+        self.progress.note(f"{path.name}: the weights after step {best.step}, the best validation")
+
+    # ---- losses ----
+
+    @contextmanager
+    def surviving(self) -> Iterator[None]:
+        """The block is the run from `resume` to its last step. When a part is lost inside it, it may be begun again."""
+        try:
+            yield
+            self.saving.wait()
+            self.finished = True
+        except LOSSES as error:
+            while True:
+                self._losses += 1
+                if self._losses > self.config.recovery.restarts:
+                    raise
+                try:
+                    self._come_back(error)
+                except LOSSES as again:
+                    error = again
+                else:
+                    return
+
+    def _come_back(self, error: Exception) -> None:
+        self._unfinished = None
+        self.saving.give_up_writing()
+        where = f"step {self.saving.goes_on_from.step}" if self.saving.goes_on_from else "the beginning"
+        line = f"lost: {error}. Going on from {where} ({self._losses} of {self.config.recovery.restarts} losses in a row)"
+        get_run_logger().warning(line)
+        self.progress.note(line)
+        events.lost(line)
+        self._files.close()
+        self._open_files()  # as they were at the checkpoint
+        self._start_actors(self._prepared)

@@ -1,0 +1,53 @@
+"""Which actors of a run go on after a loss, and which are ended so that they can start anew.
+
+engines that answer          stay; they forget their requests, and get weights by the refit that follows
+environment that answers     stays: scoring keeps no state
+everything else              ends: its state is that of the checkpoint
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+
+from actors import names
+from actors.data_plane import transfer_queue as queue
+from actors.waiting import ActorTimeoutError, outcomes
+from tasks.handles import RunActors
+
+_ANSWER_S = 15.0
+_GONE_S = 60.0
+
+
+def keep_standing(namespace: str, handles: Mapping[str, Any], before: RunActors) -> dict[str, Any]:
+    """End what must start anew. Returns the handles of what stays.
+
+    Raises:
+        ActorTimeoutError: an actor that was ended is still there after a minute.
+    """
+    questions = {name: handles[name].forget_requests.remote() for name in before.engines if name in handles}
+    if names.ENVIRONMENT in handles:
+        questions[names.ENVIRONMENT] = handles[names.ENVIRONMENT].__ray_call__.remote(_nothing)
+    asked = outcomes(questions, what="are you there", timeout_s=_ANSWER_S)
+    stay = {name: handles[name] for name, _, error in asked if error is None}
+    for name, handle in handles.items():
+        if name not in stay:
+            ray.kill(handle)
+    queue.stop(before.address)
+    _wait_until_gone(namespace, set(stay))
+    return {name: handle for name, handle in handles.items() if name in stay}
+
+
+def _wait_until_gone(namespace: str, stay: set[str]) -> None:
+    deadline = time.monotonic() + _GONE_S
+    while left := {one["name"] for one in ray.util.list_named_actors(all_namespaces=True) if one["namespace"] == namespace} - stay:
+        if time.monotonic() > deadline:
+            raise ActorTimeoutError(f"{', '.join(sorted(left))} did not end within {_GONE_S:.0f} s")
+        time.sleep(0.1)
+
+
+def _nothing(_: Any) -> None:
+    """What an actor that is there can do."""

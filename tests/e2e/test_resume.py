@@ -1,0 +1,121 @@
+"""Runs that are interrupted go on where they were saved, and compute what they would have computed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from actors.checkpoints.store import CheckpointStore
+from configs.base import ConfigError
+from flows.grpo import grpo
+from flows.grpo_session import GrpoStep
+from tasks.reporting.jsonl import read_lines
+from tasks.reporting.summary import Summary
+from tests.e2e.commands import start_command
+from tests.e2e.conftest import SHORT, Run
+from tests.patience import WAIT_S
+
+pytestmark = pytest.mark.slow
+
+CLOCKS = (
+    "time/", "tokens_per_s", "train_s", "tflops", "data_plane/", "scoring/slowest_s", "idle/", "replay/claim_wait_s", "checkpoint/",
+)  # fmt: skip
+OFTEN = ["checkpoint.every_steps=1", "checkpoint.keep_last=9"]
+
+
+def numbers(directory: Path) -> list[dict[str, Any]]:
+    """What a run computed at each step, without what clocks say."""
+    joined: dict[int, dict[str, Any]] = {}
+    for row in read_lines(directory / "metrics.jsonl"):
+        joined.setdefault(row["step"], {}).update({name: v for name, v in row.items() if not name.startswith(CLOCKS)})
+    return [joined[step] for step in sorted(joined)]
+
+
+def samples(directory: Path) -> list[dict[str, Any]]:
+    """What the model said."""
+    return [{name: v for name, v in row.items() if name != "seconds"} for row in read_lines(directory / "samples.jsonl")]
+
+
+def kill(actor: str) -> None:
+    """SIGKILL the process of a named actor; there is one run in this process."""
+    (found,) = [one for one in ray.util.list_named_actors(all_namespaces=True) if one["name"] == actor]
+    handle = ray.get_actor(actor, namespace=found["namespace"])
+    os.kill(ray.get(handle.__ray_call__.remote(lambda _: os.getpid()), timeout=WAIT_S), signal.SIGKILL)
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, str, Callable[[], None]], None]]:
+    """Do something once, before a stage of a step: `at(2, "submit_train", what)`."""
+    plans: dict[tuple[int, str], list[Callable[[], None]]] = {}
+
+    def plan(step: int, stage: str, what: Callable[[], None]) -> None:
+        plans.setdefault((step, stage), []).append(what)
+        original = getattr(GrpoStep, stage)
+
+        def staged(self: GrpoStep, *arguments: Any) -> Any:
+            for waiting in plans.pop((self.number, stage), []):
+                waiting()
+            return original(self, *arguments)
+
+        monkeypatch.setattr(GrpoStep, stage, staged)
+
+    yield plan
+    assert not plans, "never came to it"
+
+
+def test_a_run_that_loses_its_parts_has_the_metrics_of_one_that_does_not(
+    run_flow: Callable[..., Run], finished: Run, at: Callable[[int, str, Callable[[], None]], None]
+) -> None:
+    """One after the other, also before there is a checkpoint."""
+    at(1, "wait_for_rollout", lambda: kill("collector"))
+    at(2, "submit_logprob", lambda: kill("policy-worker-0"))
+    at(2, "submit_refit", lambda: kill("engine-0"))
+    at(3, "wait_for_rollout", lambda: kill("ledger"))
+    at(3, "submit_clear", lambda: kill("data_plane_storage_0"))
+    run = run_flow(*OFTEN)
+    assert numbers(run.directory) == numbers(finished.directory)
+    assert samples(run.directory) == samples(finished.directory)
+    assert Summary.read(run.directory / "summary.json").status == "completed"
+
+
+def test_ctrl_c_saves_the_step_and_the_run_goes_on_in_its_directory(
+    run_flow: Callable[..., Run], finished: Run, at: Callable[[int, str, Callable[[], None]], None], tmp_path: Path
+) -> None:
+    at(2, "submit_logprob", lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        grpo(recipe="arithmetic-cpu", overrides=[f"output_dir={tmp_path}", *SHORT])
+    (directory,) = [path for path in tmp_path.iterdir() if not path.is_symlink()]
+    assert Summary.read(directory / "summary.json").status == "cancelled"
+    assert (directory / "hf" / "model.safetensors").is_file()
+    assert CheckpointStore(str(directory / "checkpoints"), tmp_path).steps() == [2]
+    with pytest.raises(ConfigError, match=r"other settings.*seed: 0 -> 1"):
+        grpo(recipe="arithmetic-cpu", overrides=[f"output_dir={tmp_path}", *SHORT, f"resume={directory}", "seed=1"])
+
+    grpo(recipe="arithmetic-cpu", overrides=[f"output_dir={tmp_path}", *SHORT, f"resume={directory}"])
+    assert numbers(directory) == numbers(finished.directory)
+    assert samples(directory) == samples(finished.directory)
+    assert {path.name for path in tmp_path.iterdir()} == {directory.name, "latest"}
+
+
+def test_a_killed_command_goes_on_elsewhere(finished: Run, tmp_path: Path) -> None:
+    """SIGKILL during step 3; the checkpoints are the only thing that is left."""
+    url = f"file://{tmp_path}/saved"
+    command = start_command("grpo", tmp_path / "a", uuid.uuid4().hex, *SHORT, *OFTEN, f"checkpoint.url={url}")
+    assert command.stdout is not None
+    for line in command.stdout:
+        if line.startswith("step 2/"):
+            break
+    command.kill()
+    command.wait(10)
+    steps = CheckpointStore(url, tmp_path).steps()
+    assert steps
+    summary = grpo(recipe="arithmetic-cpu", overrides=[f"output_dir={tmp_path}/b", *SHORT, *OFTEN, f"checkpoint.url={url}"])
+    assert summary["steps"] == 3
+    assert numbers(tmp_path / "b" / "latest") == numbers(finished.directory)
