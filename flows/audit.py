@@ -59,7 +59,7 @@ def as_text(found: Audit, where: str) -> str:
         steps = f", of weight versions {', '.join(map(str, void.versions))}" if void.versions else ""
         source = f"checkpoint {void.checkpoint!a}" if void.checkpoint else "the run's beginning"
         lines += ["", f"line {void.line} went back to {source} ({ascii(void.why)[1:-1]}):"]
-        lines += [f"  lines {void.first} to {void.last} are void: {void.groups} groups, {void.trained} of them trained{steps}"]
+        lines += [f"  {void.lines} lines became void: of {void.groups} groups, {void.trained} of them trained{steps}"]
     return "\n".join([*lines, "", ascii(found.verdict)[1:-1]])
 
 

@@ -51,9 +51,9 @@ def as_markdown(found: Audit) -> str:
         ]
     if found.voided:
         page += ["", "## Undone by a resume", "", "| line | went back to | why | void lines | groups | trained | weight versions |"]
-        page += ["|---:|---|---|---|---:|---:|---|"]
+        page += ["|---:|---|---|---:|---:|---:|---|"]
     for void in found.voided:
-        cells = [str(void.line), void.checkpoint or "the beginning", void.why, f"{void.first} to {void.last}", str(void.groups)]
+        cells = [str(void.line), void.checkpoint or "the beginning", void.why, str(void.lines), str(void.groups)]
         cells += [str(void.trained), ", ".join(map(str, void.versions))]
         page.append(f"| {' | '.join(map(_plain, cells))} |")
     return "\n".join([*page, ""])

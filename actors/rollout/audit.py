@@ -12,7 +12,7 @@ The replay knows the rules from the transitions' descriptions, not from ledger.p
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from actors.rollout.journal import Began, Contents, Cut, Finished, Line, Resumed, Stored
@@ -40,15 +40,14 @@ class Voided:
     """What one Resumed undid.
 
     Attributes:
-        line: number of the Resumed. checkpoint, why: its own. first, last: numbers of the void lines; others between them may have been
-            void before. groups: how many groups they tell of. trained: groups trained there. versions: weight versions of those steps.
+        line: number of the Resumed. checkpoint, why: its own. lines: how many it made void. groups: how many groups they tell of.
+        trained: groups trained there. versions: weight versions of those steps.
     """
 
     line: int
     checkpoint: str
     why: str
-    first: int
-    last: int
+    lines: int
     groups: int
     trained: int
     versions: tuple[int, ...]
@@ -146,20 +145,31 @@ def _anchored(contents: Contents, anchors: Iterable[tuple[int, str]]) -> tuple[t
     return contents.lines if first is None else contents.lines[: first.line], first
 
 
-def _surviving(lines: Iterable[Line]) -> tuple[list[Line], tuple[Voided, ...], Problem | None]:
-    """The lines that no Resumed made void, up to one that resumes from where it cannot."""
+def _surviving(lines: Sequence[Line]) -> tuple[list[Line], tuple[Voided, ...], Problem | None]:
+    """The lines that lead to the last one, up to one that resumes from where it cannot."""
     kept: list[Line] = []
     voided: list[Voided] = []
     for line in lines:
         if isinstance(line.record, Resumed):
-            back = next((index for index in reversed(range(len(kept))) if kept[index].n <= line.record.after), None)
-            if back is None or kept[back].n != line.record.after or not _returns(kept[back], line.record.checkpoint):
-                what = f"the cut of checkpoint {line.record.checkpoint!r}" if line.record.checkpoint else "the run's beginning"
-                return kept, tuple(voided), Problem(line.n, f"it resumes after line {line.record.after}, which is not, or no more, {what}")
-            voided.append(_voided(line.n, line.record, kept[back + 1 :]))
-            del kept[back + 1 :]
+            after, checkpoint = line.record.after, line.record.checkpoint
+            if not 0 <= after < line.n or not _returns(lines[after], checkpoint):
+                what = f"the cut of checkpoint {checkpoint!r}" if checkpoint else "the run's beginning"
+                return kept, tuple(voided), Problem(line.n, f"it resumes after line {after}, which is not {what}")
+            before, kept = kept, _path(lines, after)
+            still = {one.n for one in kept}
+            voided.append(_voided(line.n, line.record, [one for one in before if one.n not in still]))
         kept.append(line)
     return kept, tuple(voided), None
+
+
+def _path(lines: Sequence[Line], n: int) -> list[Line]:
+    """The lines that lead to line `n`, and it."""
+    found = []
+    while n >= 0:
+        line = lines[n]
+        found.append(line)
+        n = line.record.after if isinstance(line.record, Resumed) else n - 1
+    return found[::-1]
 
 
 def _returns(line: Line, checkpoint: str) -> bool:
@@ -172,7 +182,7 @@ def _voided(n: int, record: Resumed, lines: list[Line]) -> Voided:
     told = {line.record.uid for line in lines if not isinstance(line.record, Began | Announced | Cut | Resumed | Finished)}
     trained = {line.record.uid for line in lines if isinstance(line.record, Ended) and line.record.how == "trained"}
     versions = {line.record.version for line in lines if isinstance(line.record, Claimed) and line.record.uid in trained}
-    return Voided(n, record.checkpoint, record.why, record.after + 1, n - 1, len(told), len(trained), tuple(sorted(versions)))
+    return Voided(n, record.checkpoint, record.why, len(lines), len(told), len(trained), tuple(sorted(versions)))
 
 
 @dataclass
@@ -202,7 +212,7 @@ class _Replay:
     ages: Counter[int] = field(default_factory=Counter)
     reissued: int = 0
     cuts: int = 0
-    cut: Cut | None = None
+    cut_step: int = 0
     finished: bool = False
 
     def step(self, line: Line, first: bool) -> str:
@@ -266,10 +276,11 @@ class _Replay:
         return ""
 
     def _cut(self, record: Cut) -> str:
-        before = self.cut
-        if record.version < self.version or (before and (record.version < before.version or record.step < before.step)):
-            return f"checkpoint {record.checkpoint!r} of step {record.step}, weight version {record.version}, is older than what was before"
-        self.cut, self.cuts = record, self.cuts + 1
+        if record.version != self.version:
+            return f"checkpoint {record.checkpoint!r} at weight version {record.version}, and the ledger is at {self.version}"
+        if record.step < self.cut_step:
+            return f"checkpoint {record.checkpoint!r} is of step {record.step}, after one of step {self.cut_step}"
+        self.cut_step, self.cuts = record.step, self.cuts + 1
         return ""
 
     def _change(self, record: Reissued | Stored | Cancelled | Claimed | Released | Ended, group: _Group) -> str:

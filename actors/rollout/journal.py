@@ -5,8 +5,8 @@
 A line's hash is that of its own text before `,"hash":`; so a line fixes every line before it. A line has exactly the text that this module
 writes: whatever else stands there is an error. `audit.py` says what the lines prove.
 
-    Began ── transitions ── Cut ── transitions ── Resumed(after that Cut) ── transitions ── Finished
-                             └─ these are void: what they did was undone ─┘
+    Began ── transitions ── Cut ── transitions ── Resumed(after that Cut), Began ── transitions ── Finished
+                                   └ void: what they did was undone
 
 Lines reach the operating system with each call of the ledger, and the disk with each Cut.
 """
@@ -19,7 +19,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Cut:
-    """A checkpoint holds the ledger as it is here. `version`: of the checkpoint's weights, which may not be announced yet."""
+    """A checkpoint holds the ledger as it is here. `version`: the ledger's; that of the checkpoint's weights is announced after it."""
 
     step: int
     checkpoint: str
@@ -70,7 +70,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The run goes on from a checkpoint: the lines between its Cut and this one are void.
+    """The run goes on from a checkpoint: it is as if this line followed its Cut. Others are void, unless a later Resumed goes back to them.
 
     Attributes:
         after: number of the Cut's line; 0, with no `checkpoint`, for the run's beginning. why: for a person.
@@ -180,6 +180,23 @@ def _line(text: bytes, n: int, prev: str) -> tuple[Line, str]:
     return line, digest
 
 
+@dataclass(frozen=True)
+class Opening:
+    """How a ledger begins its journal, or goes on with it.
+
+    Attributes:
+        path: of the file. run, config: as in Began.
+        back: number and hash of the Cut's line that the run goes on from, as the checkpoint's manifest has them; None: it begins (again).
+        why: it goes back, for a person.
+    """
+
+    path: Path
+    run: str
+    config: str
+    back: tuple[int, str] | None = None
+    why: str = ""
+
+
 class Journal:
     """A journal that is being written, by this process alone. `open` makes one. Not safe for several threads at once.
 
@@ -190,14 +207,14 @@ class Journal:
     def __init__(self, path: Path, descriptor: int, contents: Contents, clock: Callable[[], float]) -> None:
         self.torn = contents.torn
         self._path, self._descriptor, self._clock = path, descriptor, clock
-        self._n, self._hash = len(contents.lines), contents.hashes[-1] if contents.hashes else ""
-        self._cuts: list[tuple[int, str]] = []  # lines to which the run can return: the first, and the cuts that are not void
+        self._n, self._hash = 0, ""
+        self._starts: dict[int, tuple[str, str, int]] = {}  # by number, hash, checkpoint and version of the first line and of all cuts
         self._segments: dict[int, int] = {0: 0}  # offsets of the first line and of those that follow a cut, by number
         self._closed_at = 0  # offset behind the newest cut
         self._broken = ""
         self._size = 0
         for line in contents.lines:
-            self._note(line.n, line.record, len(line.encoded()[0]))
+            self._note(line, *line.encoded())
 
     @classmethod
     def open(cls, path: Path, clock: Callable[[], float] = time.time) -> Journal:
@@ -244,19 +261,19 @@ class Journal:
         """
         if self._broken:
             raise JournalError(self._broken)
-        text, n, prev, now = [], self._n, self._hash, round(float(self._clock()), 3)
-        for record in records:
-            line, prev = Line(n, now, as_record(record), prev).encoded()
-            text.append(line)
-            n += 1
+        now, prev = round(float(self._clock()), 3), self._hash
+        made = []
+        for n, record in enumerate(records, self._n):
+            line = Line(n, now, as_record(record), prev)
+            text, prev = line.encoded()
+            made.append((line, text, prev))
         try:
-            _write(self._descriptor, b"".join(text))
+            _write(self._descriptor, b"".join(text for _, text, _ in made))
         except OSError as error:
             self._broken = f"{self._path}, line {self._n}: it could not be written ({error})"
             raise JournalError(self._broken) from error
-        for number, (record, line) in enumerate(zip(records, text, strict=True), self._n):
-            self._note(number, record, len(line))
-        self._n, self._hash = n, prev
+        for line, text, digest in made:
+            self._note(line, text, digest)
 
     def record(self, changes: Sequence[Transition]) -> None:
         """The ledger's callback."""
@@ -272,17 +289,25 @@ class Journal:
         self._sync()
         return self.head
 
-    def resume(self, checkpoint: str, why: str) -> None:
-        """Append a Resumed: void what follows the newest Cut of this checkpoint; with no checkpoint, everything but the beginning.
+    def begin(self, opening: Opening, began: Began) -> None:
+        """Append the Began of a new journal; or a Resumed after the line that `opening` names, and a Began.
+
+        Args:
+            began: its version is that of a new journal; after a resume, the Cut's counts.
 
         Raises:
-            JournalError: the journal has no such Cut, or only a void one; or see `append`.
+            JournalError: the journal has no such Cut; or see `append`.
         """
-        after = next((n for n, name in reversed(self._cuts) if name == checkpoint), None)
-        if after is None:
-            known = ", ".join(repr(name) for _, name in self._cuts if name) or "none"
-            raise JournalError(f"{self._path}: no cut of checkpoint {checkpoint!r} to go back to; there are: {known}")
-        self.append(Resumed(after, checkpoint, why))
+        if opening.back is None and not self._n:
+            self.append(began)
+            return
+        after, digest = opening.back or (0, self._starts[0][0])
+        known = self._starts.get(after)
+        if known is None or known[0] != digest:
+            where = f"{self._path}: the checkpoint to go on from was made after line {after}"
+            raise JournalError(f"{where}, which is {'not here' if known is None else 'another one here'}: this is not its journal")
+        _, checkpoint, version = known
+        self.append(Resumed(after, checkpoint, opening.why), replace(began, version=version))
 
     def segment(self, since: int) -> bytes:
         """The lines from number `since` up to the newest Cut. Empty: there is no Cut since then.
@@ -318,16 +343,15 @@ class Journal:
             self._broken = f"{self._path}: it could not be brought to the disk ({error})"
             raise JournalError(self._broken) from error
 
-    def _note(self, n: int, record: Record | Transition, size: int) -> None:
-        self._size += size
-        match record:
-            case Began() if n == 0:
-                self._cuts.append((0, ""))
-            case Cut():
-                self._cuts.append((n, record.checkpoint))
-                self._segments[n + 1] = self._closed_at = self._size
-            case Resumed(after):
-                self._cuts = [cut for cut in self._cuts if cut[0] <= after]
+    def _note(self, line: Line, text: bytes, digest: str) -> None:
+        self._n, self._hash = line.n + 1, digest
+        self._size += len(text)
+        match line.record:
+            case Began(version=version) if line.n == 0:
+                self._starts[0] = digest, "", version
+            case Cut(_, checkpoint, version):
+                self._starts[line.n] = digest, checkpoint, version
+                self._segments[self._n] = self._closed_at = self._size
 
 
 def as_record(record: Record | Transition) -> Record:

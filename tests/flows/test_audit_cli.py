@@ -15,7 +15,7 @@ from tasks.audit import as_markdown
 from tests.actors.rollout.journals import began, written
 
 RUN = [
-    began(), Admitted("a", ("a0",), 0, None), Stored("a", ("a0",), 0, 0), Cut(1, "step-000001.json", 1), Announced(1), Claimed("a", 1),
+    began(), Admitted("a", ("a0",), 0, None), Stored("a", ("a0",), 0, 0), Cut(1, "step-000001.json", 0), Announced(1), Claimed("a", 1),
     Ended("a", "trained"), Resumed(3, "step-000001.json", "the collector\ndied | twice"), Announced(1), Claimed("a", 1),
     Ended("a", "trained"), Finished(),
 ]  # fmt: skip
@@ -36,7 +36,7 @@ an unfinished last line of 5 bytes is left out
          1  trained at age 1
 
 line 7 went back to checkpoint 'step-000001.json' (the collector\\ndied | twice):
-  lines 4 to 6 are void: 1 groups, 1 of them trained, of weight versions 1
+  3 lines became void: of 1 groups, 1 of them trained, of weight versions 1
 
 clean: of 1 groups, 1 trained once, 0 ended with a reason
 """
@@ -68,5 +68,5 @@ def test_no_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_page() -> None:
     page = as_markdown(audit(parse(written(RUN))))
     assert page.startswith("# Audit: clean\n\nclean: of 1 groups, 1 trained once")
-    assert "| 7 | step-000001.json | the collector died \\| twice | 4 to 6 | 1 | 1 | 1 |" in page
+    assert "| 7 | step-000001.json | the collector died \\| twice | 3 | 1 | 1 | 1 |" in page
     assert as_markdown(audit(parse(written(RUN[1:])))).startswith("# Audit: failed\n\nFAILED at line 0: ")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from random import Random
 
-from actors.data_plane.meta import KVBatchMeta, mint_key
+from actors.data_plane.meta import KVBatchMeta
 from actors.rollout.journal import Began, Cut, Finished, Line, Record, Resumed, as_record
 from actors.rollout.ledger import Ledger
 from actors.rollout.staleness import build
-from actors.rollout.transitions import Admitted, Reissued, Transition
+from actors.rollout.transitions import Admitted, Transition
 from configs.staleness import AsyncConfig
 
 ROWS = 2
@@ -46,11 +46,12 @@ def life(
             clock=lambda: 0.0, journal=found.extend,
         )  # fmt: skip
 
-    ledger, attempt = fresh(), dict[str, int]()
-    saved = (0, "", ledger.state(), attempt, 0)
+    ledger = fresh()
+    saved = [(0, "", ledger.state(), 0)]
     number = 0
     for turn in range(turns):
-        held = {state: [g for g in ledger.state()["groups"] if g["state"] == state] for state in ("in_flight", "cancelled", "claimed")}
+        now = ledger.state()
+        held = {state: [group for group in now["groups"] if group["state"] == state] for state in ("in_flight", "cancelled", "claimed")}
         held["flying"] = held["in_flight"] + held["cancelled"]
         match luck.choice(
             ["reserve"] * 3 + ["commit"] * 3 + ["fail", "claim", "claim", "trained", "release", "drop", "announce", "cut", "back"]
@@ -59,7 +60,7 @@ def life(
                 number += isinstance(ledger.reserve(str(number), ROWS), Admitted)
             case "commit" if held["flying"]:
                 group = luck.choice(held["flying"])
-                ledger.commit(group["uid"], meta_of(group["keys"]), group["start_version"], ledger.version)
+                ledger.commit(group["uid"], meta_of(group["keys"]), group["start_version"], now["version"])
             case "fail" if held["flying"]:
                 ledger.fail(luck.choice(held["flying"])["uid"], "unlucky")
             case "claim":
@@ -71,23 +72,17 @@ def life(
             case "drop" if held["claimed"]:
                 ledger.drop([luck.choice(held["claimed"])["uid"]], "zero_variance")
             case "announce":
-                ledger.set_version(ledger.version + 1)
-            case "cut" if not held["claimed"]:
-                saved = (len(found), f"step-{turn:06d}", ledger.state(), dict(attempt), number)
-                found.append(Cut(turn, saved[1], ledger.version + 1))
+                ledger.set_version(now["version"] + 1)
+            case "cut":
+                saved.append((len(found), f"step-{turn:06d}", now, number))
+                found.append(Cut(turn, saved[-1][1], now["version"]))
             case "back" if resumes and luck.random() < 0.5:
-                found.append(Resumed(saved[0], saved[1], "the collector died"))
-                ledger, attempt, number = fresh(), dict(saved[3]), saved[4]
-                state = {**saved[2], "groups": [dict(group) for group in saved[2]["groups"]]}
-                for group in state["groups"]:
-                    if group["state"] != "in_flight":
-                        continue
-                    uid = group["uid"]
-                    attempt[uid] = attempt.get(uid, 0) + 1
-                    group["keys"] = [f"{mint_key(state['version'], uid, row)}_a{attempt[uid]}" for row in range(ROWS)]
-                    group["start_version"] = state["version"]
-                    found.append(Reissued(uid, tuple(group["keys"]), state["version"], attempt[uid]))
+                # Mostly the newest; an older one now and then, after which the newer ones are void, and may be come back to all the same.
+                after, name, state, number = saved[-1] if luck.random() < 0.8 else luck.choice(saved)
+                found += [Resumed(after, name, "the collector died"), began(sampler, max_age, state["version"])]
+                ledger = fresh()
                 ledger.restore(state)
+                ledger.reissue({group["uid"]: group["start_version"] for group in state["groups"] if luck.random() < 0.5})
     if finishes:
         ledger.clear()
         found.append(Finished())

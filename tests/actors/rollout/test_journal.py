@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from actors.rollout.audit import audit
-from actors.rollout.journal import Cut, Finished, Journal, JournalError, Resumed, Stored, as_record, parse
+from actors.rollout.journal import Began, Cut, Finished, Journal, JournalError, Opening, Resumed, Stored, as_record, parse
 from actors.rollout.transitions import Admitted, Announced, Claimed, Committed, Ended, Reissued, Released
 from flows.audit import as_json, as_text
 from tasks.audit import as_markdown
@@ -20,8 +20,8 @@ from tests.actors.rollout.journals import began, life, meta_of, written
 
 ADMITTED = Admitted("a", ("a0", "a1"), 0, None)
 TWO_CUTS = [
-    began(), ADMITTED, Cut(1, "one", 1), Announced(1), Reissued("a", ("b0", "b1"), 1, 1), Committed("a", meta_of(("b0", "b1")), 1, 1),
-    Claimed("a", 1), Released("a"), Cut(2, "two", 2), Announced(2), Ended("a", "evicted/too_old"), Finished(),
+    began(), ADMITTED, Cut(1, "one", 0), Announced(1), Reissued("a", ("b0", "b1"), 1, 1), Committed("a", meta_of(("b0", "b1")), 1, 1),
+    Claimed("a", 1), Released("a"), Cut(2, "two", 1), Announced(2), Ended("a", "evicted/too_old"), Finished(),
 ]  # fmt: skip
 
 
@@ -87,28 +87,37 @@ def test_a_changed_line_is_named(path: Path) -> None:
         assert path.read_bytes() == b"".join(damaged)  # as evidence
 
 
-def test_a_run_goes_back_to_a_cut_that_is_not_void(path: Path) -> None:
+def test_a_run_goes_on_from_the_cut_that_its_checkpoint_names(path: Path) -> None:
     journal = Journal.open(path)
-    with pytest.raises(JournalError, match=r"no cut of checkpoint 'one' to go back to; there are: none"):
-        journal.resume("one", "")
-    journal.append(began())
-    assert journal.cut(1, "one", 1) == journal.head
+    journal.begin(Opening(path, "run-1", "digest"), began())
+    one = journal.cut(1, "one", 0)
+    assert one == journal.head == (1, parse(path.read_bytes()).hashes[1])
     journal.append(Announced(1))
-    journal.cut(2, "two", 2)
+    two = journal.cut(2, "two", 1)
     journal.close()
-    journal = Journal.open(path)
-    journal.resume("one", "the collector died")
-    with pytest.raises(JournalError, match=r"no cut of checkpoint 'two' to go back to; there are: 'one'"):
-        journal.resume("two", "")
-    journal.append(Announced(1))
-    journal.cut(2, "two", 2)
-    journal.resume("two", "again")
-    journal.resume("", "from the start")
-    lines = parse(path.read_bytes()).lines
-    assert [line.record for line in lines if isinstance(line.record, Resumed)] == [
-        Resumed(1, "one", "the collector died"), Resumed(6, "two", "again"), Resumed(0, "", "from the start"),
+    for back, why in ((one, "the collector died"), (two, "from the newer one"), (None, "from the start")):
+        journal = Journal.open(path)
+        journal.begin(Opening(path, "run-2", "other", back, why), Began("run-2", "other", "ready_first", 9, 2, 0))
+        journal.close()
+    contents = parse(path.read_bytes())
+    assert [line.record for line in contents.lines[4:]] == [
+        Resumed(1, "one", "the collector died"), Began("run-2", "other", "ready_first", 9, 2, 0),
+        Resumed(3, "two", "from the newer one"), Began("run-2", "other", "ready_first", 9, 2, 1),
+        Resumed(0, "", "from the start"), Began("run-2", "other", "ready_first", 9, 2, 0),
     ]  # fmt: skip
-    assert audit(parse(path.read_bytes())).clean
+    assert audit(contents).clean
+
+
+def test_a_checkpoint_of_another_journal_is_refused(path: Path) -> None:
+    path.write_bytes(written(TWO_CUTS))
+    journal = Journal.open(path)
+    for back, why in (((1, "0"), "after line 1, which is not here"), ((2, "0"), "after line 2, which is another one here")):
+        with pytest.raises(JournalError, match=why):
+            journal.begin(Opening(path, "run", "", back), began())
+    journal.close()
+    path.write_bytes(b"")
+    with pytest.raises(JournalError, match="after line 2, which is not here"):
+        Journal.open(path).begin(Opening(path, "run", "", (2, "0")), began())
 
 
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
