@@ -127,11 +127,11 @@ def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[
 def finish_save(worker: PolicyWorker, rank: int, directory: str) -> None:
     """What the group does: wait for every rank's writing, and give its results to the first."""
     deadline = time.monotonic() + 60
-    while (mine := worker.save_results()) is None:
+    while worker.is_saving():
         assert time.monotonic() < deadline
         time.sleep(0.01)
     everyone: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(everyone, mine[0])
+    torch.distributed.all_gather_object(everyone, worker.save_results()[0])
     if rank == 0:
         worker.finish_save(directory, everyone, weight_version=7)
     torch.distributed.barrier()
