@@ -104,10 +104,12 @@ def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[
             case "finish_save":
                 finish_save(worker, rank, job.directory)
             case "load" | "load_again":
+                results["loaded"] = worker.load_state(job.directory, None if action == "load" else config.optimizer)
+            case _ if action.startswith("refuse "):
                 try:
-                    results["loaded"] = worker.load_state(job.directory, None if action == "load" else config.optimizer)
+                    worker.load_state(str(Path(job.directory, action.removeprefix("refuse "))), None)
                 except CheckpointError as error:
-                    results["error"] = repr(error)
+                    results[action] = str(error)
             case "save_reference":
                 worker.save_reference(f"{job.directory}-reference")
             case "load_reference":
