@@ -33,10 +33,11 @@ from actors.policy.turns import Turn, Turns
 from actors.policy.warm_up import warm_up
 from actors.policy.worker_actor import PolicyWorkerActor, free_port
 from actors.refit.transport import RefitPlan
-from actors.waiting import wait_all
+from actors.waiting import ActorTimeoutError, wait, wait_all
 from configs.deadlines import Deadlines
 from configs.policy import OptimizerConfig, PolicyConfig
 
+_POLL_S = 0.1  # between two questions whether a save is written
 _MEMORY = "gpu_memory/"  # metrics of one worker; the largest of all is reported
 
 
@@ -62,6 +63,8 @@ class PolicyGroup:
             generation=refit_plan.engine_timeout_s, data_plane=timeout_s, policy=config.call_timeout_s, updates=config.updates_per_step
         )
         self._lock = threading.RLock()  # a worker does one thing at a time, however many threads this actor has
+        self._save_lock = threading.Lock()
+        self._saving: tuple[str, int] | None = None  # directory and weight version of the save that is being written
         self._turns = Turns(self._deadlines.policy_stage)
         self._refit_plan = refit_plan
         self._weight_sync: WeightSync | None = None  # built at the first refit, when the engines are known
@@ -175,6 +178,65 @@ class PolicyGroup:
                 "pause_s": max(update.pause_s for update in taken.values()),
             }
 
+    def prepare_saves(self, timeout_s: float) -> None:
+        """Allocate the workers' host memory for saves: the first save then stands still no longer than others."""
+        self._call("prepare_save", timeout_s=timeout_s)
+
+    def begin_save(self, directory: str, timeout_s: float, turn: Turn | None = None) -> dict[str, float]:
+        """Copy the policy's state, and begin to write it to a directory that all workers see. A save before this one is waited for.
+
+        Args:
+            timeout_s: longest wait for that save (as of `wait_for_save`).
+
+        Returns:
+            standstill_s: training could not go on; waited_s: for the save before.
+
+        Raises:
+            CheckpointError: the save before could not be written. ActorGoneError, ActorTimeoutError: a worker is lost.
+            WithdrawnError: not begun.
+        """
+        with self._save_lock:
+            started = time.monotonic()
+            if self._saving is not None:
+                self._end_save(timeout_s)
+            waited = time.monotonic() - started
+            with self._in_turn(turn):
+                started = time.monotonic()
+                self._call("begin_save", directory, timeout_s=self._deadlines.policy_stage)
+                self._saving = (directory, self._version)
+                return {"standstill_s": time.monotonic() - started, "waited_s": waited}
+
+    def wait_for_save(self, timeout_s: float) -> float:
+        """Wait until the save that was begun is written. Stages go on meanwhile. Returns the seconds of writing, 0 if none was begun.
+
+        Args:
+            timeout_s: longest writing; the call may take three times `Deadlines.policy_stage` longer, where workers are busy or silent.
+
+        Raises:
+            CheckpointError: it could not be written. ActorGoneError, ActorTimeoutError: a worker is lost, or `timeout_s` was too short.
+        """
+        with self._save_lock:
+            return self._end_save(timeout_s) if self._saving is not None else 0.0
+
+    def load_state(self, directory: str, optimizer: OptimizerConfig | None, timeout_s: float) -> dict[str, Any]:
+        """Go on from a saved state, also after further training. Arguments and result as of `PolicyWorker.load_state`.
+
+        Raises:
+            CheckpointError: it is damaged, or another model's. ActorGoneError, ActorTimeoutError: a worker is lost.
+        """
+        with self._lock:
+            loaded: dict[str, Any] = self._call("load_state", directory, optimizer, timeout_s=timeout_s)[0]
+            self._version = loaded["weight_version"]
+        return loaded
+
+    def save_reference(self, directory: str, timeout_s: float) -> None:
+        """Write the reference weights. Raises CheckpointError."""
+        self._call("save_reference", directory, timeout_s=timeout_s)
+
+    def load_reference(self, directory: str, timeout_s: float) -> None:
+        """Make saved weights the reference policy. Raises CheckpointError."""
+        self._call("load_reference", directory, timeout_s=timeout_s)
+
     def save_hf(self, path: str) -> None:
         """Write the weights as a Hugging Face directory."""
         self._call("save_hf", path)
@@ -208,16 +270,33 @@ class PolicyGroup:
             results = self._executor.run(requests, stages)
         return [rank for replica in results for rank in replica]
 
-    def _call(self, method: str, *arguments: Any) -> list[Any]:
+    def _call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> list[Any]:
         """A method of every `PolicyWorker`."""
         with self._lock:
-            return self._on_all("call", method, *arguments)
+            return self._on_all("call", method, *arguments, timeout_s=timeout_s)
 
-    def _on_all(self, method: str, *arguments: Any) -> list[Any]:
+    def _end_save(self, timeout_s: float) -> float:
+        # Questions go to the workers beside their stages, not as ones: training goes on meanwhile.
+        assert self._saving is not None
+        (directory, version), deadline = self._saving, time.monotonic() + timeout_s
+        self._saving = None  # also when it fails: the next one begins anew
+        patience = self._deadlines.policy_stage  # without a compiled graph a question waits for the stage that runs
+        while any(writing := self._on_all("is_saving", timeout_s=patience)):
+            if time.monotonic() > deadline:
+                late = [name for name, one in zip(self._named_workers(), writing, strict=True) if one]
+                raise ActorTimeoutError(f"{directory}: {', '.join(late)} did not write their parts within {timeout_s:g} s")
+            time.sleep(_POLL_S)
+        found = self._on_all("save_results", timeout_s=patience)
+        first: Any = self._workers[0]
+        finished = first.finish_save.remote(directory, [results for results, _ in found], version)
+        wait(finished, who="policy-worker-0", what="finish_save", timeout_s=patience)
+        return max(float(seconds) for _, seconds in found)
+
+    def _on_all(self, method: str, *arguments: Any, timeout_s: float | None = None) -> list[Any]:
         """A method of every worker's actor."""
         refs = {name: getattr(worker, method).remote(*arguments) for name, worker in self._workers.items()}
         what = str(arguments[0]) if method == "call" else method
-        return list(wait_all(refs, what=what, timeout_s=self._config.timeout_s).values())
+        return list(wait_all(refs, what=what, timeout_s=timeout_s or self._config.timeout_s).values())
 
 
 def _of_all(ranks: list[dict[str, float]]) -> dict[str, float]:

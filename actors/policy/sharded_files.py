@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StoragePrefix
 
 from actors.checkpoints.errors import CheckpointError
+
+# Megatron's way of calling torch's loader, for which torch has warnings at every load and for every tensor.
+warnings.filterwarnings("ignore", module=r"torch\.distributed\.checkpoint\.")
+warnings.filterwarnings("ignore", message="Please use DTensor instead and we are deprecating ShardedTensor", category=FutureWarning)
 
 METADATA = ".metadata"
 _COMMON = "common_state"  # what Megatron's `load` asks for in every checkpoint

@@ -219,18 +219,16 @@ class Saver:
         """Whether the thread is at it."""
         return self._thread is not None and self._thread.is_alive()
 
-    def results(self) -> tuple[list[Any], float] | None:
-        """What `finish` needs of this rank, and the seconds of writing; None: not yet.
+    def results(self) -> tuple[list[Any], float]:
+        """What `finish` needs of this rank, and the seconds of writing.
 
         Raises:
-            CheckpointError: it could not be written.
+            CheckpointError: it could not be written. RuntimeError: it is not written yet.
         """
-        if self.writing():
-            return None
         if self._error is not None:
             raise self._error
         if self._results is None:
-            raise RuntimeError("no save was begun")
+            raise RuntimeError("no save was begun, or it is still being written")
         return self._results, self._seconds
 
     def finish(self, directory: str, results: list[list[Any]], weight_version: int, vocab_size: int) -> None:

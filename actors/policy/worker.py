@@ -279,13 +279,17 @@ class PolicyWorker:
         self.prepare_save()
         self._saver.begin(self._bare, self._optimizer, self._scheduler, directory)
 
-    def save_results(self) -> tuple[list[Any], float] | None:
-        """What `finish_save` needs of this rank, and the seconds of writing; None: it is not written yet.
+    def is_saving(self) -> bool:
+        """Whether a save is still being written."""
+        return self._saver is not None and bool(self._saver.writing())
+
+    def save_results(self) -> tuple[list[Any], float]:
+        """What `finish_save` needs of this rank's save, which is written; and the seconds of writing.
 
         Raises:
             CheckpointError: it could not be written.
         """
-        found: tuple[list[Any], float] | None = self._saver.results()
+        found: tuple[list[Any], float] = self._saver.results()
         return found
 
     def finish_save(self, directory: str, results: list[list[Any]], weight_version: int) -> None:

@@ -104,10 +104,12 @@ def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[
             case "finish_save":
                 finish_save(worker, rank, job.directory)
             case "load" | "load_again":
+                results["loaded"] = worker.load_state(job.directory, None if action == "load" else config.optimizer)
+            case _ if action.startswith("refuse "):
                 try:
-                    results["loaded"] = worker.load_state(job.directory, None if action == "load" else config.optimizer)
+                    worker.load_state(str(Path(job.directory, action.removeprefix("refuse "))), None)
                 except CheckpointError as error:
-                    results["error"] = repr(error)
+                    results[action] = str(error)
             case "save_reference":
                 worker.save_reference(f"{job.directory}-reference")
             case "load_reference":
@@ -127,11 +129,11 @@ def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[
 def finish_save(worker: PolicyWorker, rank: int, directory: str) -> None:
     """What the group does: wait for every rank's writing, and give its results to the first."""
     deadline = time.monotonic() + 60
-    while (mine := worker.save_results()) is None:
+    while worker.is_saving():
         assert time.monotonic() < deadline
         time.sleep(0.01)
     everyone: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(everyone, mine[0])
+    torch.distributed.all_gather_object(everyone, worker.save_results()[0])
     if rank == 0:
         worker.finish_save(directory, everyone, weight_version=7)
     torch.distributed.barrier()
