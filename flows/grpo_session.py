@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect.futures import PrefectFuture
+from prefect.logging import get_run_logger
 
 from actors.data_plane.meta import KVBatchMeta
 from actors.generation.types import UpdateMode, UpdateOptions
@@ -22,6 +23,7 @@ from flows.session import Metrics, Prepared, Step
 from flows.training_session import RunState, TrainingSession
 from tasks import events
 from tasks.advantage import advantage
+from tasks.audit import audit_run
 from tasks.call import quoted
 from tasks.evaluate import validate
 from tasks.generate import generate, stop_generating
@@ -33,7 +35,7 @@ from tasks.reporting.samples import Phase, SamplesWriter
 from tasks.reporting.slowest import SlowestWriter
 from tasks.reporting.summary import SetAccuracy
 from tasks.reporting.text import estimate
-from tasks.rollout import announce, rollout, settle
+from tasks.rollout import announce, close_ledger, rollout, settle
 from tasks.train import begin_grpo
 from tasks.warm_start import begin_warm_start, warm_start
 
@@ -177,7 +179,14 @@ class GrpoSession(TrainingSession[RunConfig]):
 
     def _launch(self, prepared: Prepared) -> RunActors:
         before = getattr(self, "actors", None)  # of a run that has lost a part
-        return launch(self.config, prepared.model_path, self.namespace, before)
+        return launch(self.config, prepared.model_path, self.namespace, self.saving.opening(self.why_again), before)
+
+    def _conclude(self) -> None:
+        close_ledger(self.namespace)
+        found = audit_run(str(self.directory.journal))
+        self.progress.note(f"audit: {found.verdict}")
+        if not found.clean:
+            get_run_logger().error("audit: %s", found.verdict)
 
     def _state(self, step: int) -> GrpoState:
         return GrpoState(

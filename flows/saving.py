@@ -20,13 +20,15 @@ from actors.checkpoints.errors import CheckpointError
 from actors.checkpoints.manifest import Manifest, packages, shape_digest
 from actors.checkpoints.store import CheckpointStore
 from actors.models.hf import tensor_shapes
+from actors.rollout.journal import Opening
+from actors.storage import Content
 from configs.run import BaseRunConfig
 from flows.resume import Origin
 from tasks.call import quoted
 from tasks.checkpoint import POLICY, checkpoint, keep_reference, publish, restore
 from tasks.reporting.run_dir import RunDirectory
 
-_STATE = "run/state.json"
+_STATE, _JOURNAL = "run/state.json", "journal/"
 _LINES = ("metrics.jsonl", "samples.jsonl", "slowest.jsonl")  # files of the run that go on
 
 
@@ -46,8 +48,15 @@ class Saving:
         self.store = CheckpointStore(config.checkpoint.url or str(directory.checkpoints), scratch, timeout_s)
         self.goes_on_from: Manifest | None = origin.manifest if origin else None
         self._source = origin.store if origin else self.store
-        self._shared: dict[str, Any] = {}
+        self._shared: dict[str, Content] = {}  # reference weights, and the journal up to the last checkpoint
+        self._journal_since = 0
         self._publishing: PrefectFuture[Manifest] | None = None
+
+    def opening(self, why: str) -> Opening:
+        """How the run's journal begins, or goes on. Args: why: it goes back, for a person."""
+        digest = hashlib.sha256(self._config.model_dump_json().encode()).hexdigest()
+        back = self.goes_on_from.journal if self.goes_on_from else None
+        return Opening(self._directory.journal, self._flow_run, digest, back, why)
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint belongs after this step."""
@@ -67,7 +76,11 @@ class Saving:
         self.wait()
         config = self._config
         draft = self.store.draft(step)
-        taken = checkpoint(namespace, step, draft.directory, config.flow == "grpo", config.checkpoint.timeout_s)
+        cut = checkpoint(namespace, step, draft.directory, config.flow == "grpo", self._journal_since, config.checkpoint.timeout_s)
+        if cut.line is not None:
+            name = f"{_JOURNAL}{self._journal_since:09d}-{cut.line[1][:8]}.jsonl"
+            self._shared |= self.store.keep_file(name, cut.segment)
+            self._journal_since = cut.line[0] + 1
         run = draft.directory / "run"
         run.mkdir()
         (draft.directory / _STATE).write_text(state.model_dump_json())
@@ -77,10 +90,10 @@ class Saving:
         manifest = Manifest(
             flow=config.flow, run=self._flow_run, step=step, weight_version=weight_version, score=score,
             shape=shape_digest(tensor_shapes(model_path)), config=config.model_dump(mode="json"), packages=packages(),
-            folder=draft.folder, files={}, shared=self._shared,
+            folder=draft.folder, files={}, shared=dict(self._shared), journal=cut.line,
         )  # fmt: skip
         self._publishing = publish.submit(namespace, step, quoted(self.store), quoted(draft), quoted(manifest), config.checkpoint)
-        return taken
+        return cut.metrics
 
     def wait(self) -> None:
         """The checkpoint that is being written is published when this returns.
@@ -103,7 +116,7 @@ class Saving:
         """The reference weights are files of every checkpoint from now on; they are written once."""
         directory = self._directory.root / ".reference"
         keep_reference(namespace, directory, self._config.checkpoint.timeout_s)
-        self._shared = self.store.keep(directory, _digest(directory))
+        self._shared |= self.store.keep(directory, _digest(directory))
         shutil.rmtree(directory)
 
     # ---- going on ----
@@ -142,6 +155,9 @@ class Saving:
 
     def restore_lines(self, root: Path | None) -> None:
         """The run's own files are what they were at the checkpoint; without one, they are gone."""
+        if root is not None and self.goes_on_from is not None and not self._directory.journal.exists():
+            segments = sorted(name for name in self.goes_on_from.shared if name.startswith(_JOURNAL))
+            self._directory.journal.write_bytes(b"".join((root / name).read_bytes() for name in segments))
         for name in _LINES:
             target = self._directory.root / name
             source = None if root is None or self.goes_on_from is None else root / self.goes_on_from.folder / "run" / name
@@ -161,13 +177,17 @@ class Saving:
         manifest = self.goes_on_from
         assert manifest is not None
         found = self._read_state(root / manifest.folder / _STATE, state)
-        reference = root / Path(next(iter(manifest.shared))).parent if manifest.shared else None
+        weights = [name for name in manifest.shared if not name.startswith(_JOURNAL)]
+        reference = root / Path(weights[0]).parent if weights else None
         restore(namespace, root / manifest.folder, reference, optimizer, self._config.flow == "grpo", self._config.checkpoint.timeout_s)
+        self._journal_since = manifest.journal[0] + 1 if manifest.journal else 0
         if self._source.url == self.store.url:
             self._shared = dict(manifest.shared)
             self.store.withdraw_after(manifest.step)
-        elif reference is not None:
-            self._shared = self.store.keep(reference, reference.name)
+        else:
+            self._shared = {}
+            for name in manifest.shared:
+                self._shared |= self.store.keep_file(name, (root / name).read_bytes())
         return found
 
     def _read_state[S: BaseModel](self, path: Path, state: type[S]) -> S:

@@ -75,6 +75,7 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         super().__init__(config, recipe)
         self.first_step, self.finished, self.weight_version = 1, False, 0
         self._losses = 0  # since the last checkpoint
+        self.why_again = "resumed"  # for the journal
         self._stopping = Stopping(config.checkpoint.grace_s)
         self._root: Path | None = None  # with the files of the checkpoint to go on from
 
@@ -96,6 +97,9 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
     @abstractmethod
     def _score(self, step: int) -> float | None:
         """Of the weights after `step` steps, higher is better; None: they were not validated."""
+
+    def _conclude(self) -> None:
+        """All steps are done."""
 
     # ---- start ----
 
@@ -192,6 +196,7 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         try:
             yield
             self.saving.wait()
+            self._conclude()
             self.finished = True
         except LOSSES as error:
             while True:
@@ -206,7 +211,7 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
                     return
 
     def _come_back(self, error: Exception) -> None:
-        self._unfinished = None
+        self._unfinished, self.why_again = None, str(error)[:300]
         self.saving.give_up_writing()
         where = f"step {self.saving.goes_on_from.step}" if self.saving.goes_on_from else "the beginning"
         line = f"lost: {error}. Going on from {where} ({self._losses} of {self.config.recovery.restarts} losses in a row)"

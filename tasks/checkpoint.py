@@ -7,6 +7,7 @@ publish-checkpoint-N  files written ─► digests ─► upload ─► manifest
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from prefect import task
@@ -16,12 +17,27 @@ from actors.checkpoints.manifest import Manifest
 from actors.checkpoints.store import CheckpointStore, Draft
 from actors.policy.group import PolicyGroup
 from actors.rollout.collector import Collector
+from actors.rollout.ledger_actor import LedgerActor
 from configs.checkpoint import CheckpointConfig
 from configs.policy import OptimizerConfig
 from tasks.call import RETRIED, STAGE, ask
 
 POLICY = "policy"
 _GRACE_S = 60.0  # the group has bounds of its own
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a checkpoint task gives back.
+
+    Attributes:
+        metrics: checkpoint/standstill_s, the time for which the workers could not train, and so on.
+        line: number and hash of the journal's line of the cut. segment: the journal's lines up to it.
+    """
+
+    metrics: dict[str, float]
+    line: tuple[int, str] | None = None
+    segment: bytes = b""
 
 
 @task(name="export-hf", task_run_name="export-hf", **RETRIED)
@@ -42,19 +58,20 @@ def hf_checkpoint(namespace: str, step: int, directory: str, timeout_s: float) -
 
 
 @task(name="checkpoint", task_run_name="checkpoint-{step}", **STAGE)
-def checkpoint(namespace: str, step: int, directory: Path, with_rollout: bool, timeout_s: float) -> dict[str, float]:
+def checkpoint(namespace: str, step: int, directory: Path, with_rollout: bool, journal_since: int, timeout_s: float) -> Cut:
     """One cut, between two steps. The policy's files are still being written when this returns.
 
     Args:
         directory: of the draft. with_rollout: with what the collector and the ledger know.
-
-    Returns:
-        checkpoint/standstill_s: time for which the workers could not train.
+        journal_since: number of the journal's first line that is wanted.
     """
     saved = ask(namespace, names.POLICY, timeout_s + _GRACE_S, PolicyGroup.begin_save, str(directory / POLICY), timeout_s)
-    if with_rollout:
-        ask(namespace, names.COLLECTOR, timeout_s, Collector.cut, str(directory), step)
-    return {f"checkpoint/{name}": value for name, value in saved.items()}
+    metrics = {f"checkpoint/{name}": value for name, value in saved.items()}
+    if not with_rollout:
+        return Cut(metrics)
+    ask(namespace, names.COLLECTOR, timeout_s, Collector.cut, str(directory), step)
+    line = ask(namespace, names.LEDGER, timeout_s, LedgerActor.cut_line)
+    return Cut(metrics, line, ask(namespace, names.LEDGER, timeout_s, LedgerActor.segment, journal_since))
 
 
 @task(name="publish-checkpoint", task_run_name="publish-checkpoint-{step}", **STAGE)

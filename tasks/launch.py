@@ -30,6 +30,7 @@ from actors.preflight import longest_sample
 from actors.preflight_sft import SupervisedData
 from actors.refit.transport import RefitPlan
 from actors.rollout.collector import Collector
+from actors.rollout.journal import Opening
 from actors.rollout.ledger_actor import ledger_actor_class
 from actors.rollout.prompts import end_token_ids
 from actors.rollout.supervised import SupervisedCollector
@@ -132,10 +133,13 @@ _handles: dict[str, dict[str, Any]] = {}
 
 
 @task(name="launch", task_run_name="launch-actors", **STAGE)
-def launch(config: RunConfig, model_path: str, namespace: str, before: RunActors | None = None) -> RunActors:
+def launch(
+    config: RunConfig, model_path: str, namespace: str, journal: Opening | None = None, before: RunActors | None = None
+) -> RunActors:
     """Start every actor of a GRPO run at once, and wait until all can work.
 
     Args:
+        journal: where the ledger writes down what it does; None: nowhere.
         before: the run's actors so far, of which some are lost. Those that can go on stay (tasks/standing.py).
 
     Raises:
@@ -154,7 +158,7 @@ def launch(config: RunConfig, model_path: str, namespace: str, before: RunActors
         address = start.data_plane()
         options = _computing(_side_by_side(config, config.policy.parallel.world_size), placement.worker)
         start.policy(model_path, config.optimizer, config.rollout.temperature, longest_sample(config, model_path), options, placement.refit)
-        start.ledger(address)
+        start.ledger(address, journal)
         start.actor(names.COLLECTOR, Collector, config, model_path, namespace, engines, names.ENVIRONMENT, address, threads=4)
     return RunActors(namespace, address, engines, start.ready)
 
@@ -220,12 +224,12 @@ class _Starting:
             threads=SCORING_THREADS,
         )  # fmt: skip
 
-    def ledger(self, address: DataPlaneAddress) -> None:
+    def ledger(self, address: DataPlaneAddress, journal: Opening | None) -> None:
         config = self._config
         self._add(
             names.LEDGER, ledger_actor_class(),
             config.ledger, config.rollout.prompts_per_step, 0, "train",
-            partial(connect, address, timeout_s=config.data_plane.timeout_s), partial(look_for, names.COLLECTOR, self._namespace),
+            partial(connect, address, timeout_s=config.data_plane.timeout_s), partial(look_for, names.COLLECTOR, self._namespace), journal,
             num_cpus=0,
         )  # fmt: skip
 

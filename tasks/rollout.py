@@ -99,6 +99,11 @@ def announce(namespace: str, version: int) -> None:
     ask(namespace, names.LEDGER, _ANSWER_S, LedgerActor.set_version, version)
 
 
+def close_ledger(namespace: str) -> None:
+    """The run has ended: rows that nobody trained go, and the journal ends."""
+    ask(namespace, names.LEDGER, _ANSWER_S, LedgerActor.close)
+
+
 def staleness(ages: Sequence[int], meta: KVBatchMeta) -> dict[str, float]:
     """How old the claimed groups are, in weight versions, and how many versions sampled each response.
 

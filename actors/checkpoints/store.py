@@ -71,6 +71,11 @@ class CheckpointStore:
             self._folder.put(directory / file, f"{_SHARED}/{name}/{file}")
         return {f"{_SHARED}/{name}/{file}": content for file, content in files.items()}
 
+    def keep_file(self, name: str, content: bytes) -> dict[str, Content]:
+        """Keep a file for several checkpoints, under this name below the URL."""
+        self._folder.replace(name, content)
+        return {name: Content.of(content)}
+
     def publish(self, draft: Draft, manifest: Manifest, rules: CheckpointConfig) -> Manifest:
         """Make the draft a checkpoint, and remove those that need not stay.
 

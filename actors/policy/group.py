@@ -283,13 +283,14 @@ class PolicyGroup:
         patience = self._deadlines.policy_stage  # without a compiled graph a question waits for the stage that runs
         while any(writing := self._on_all("is_saving", timeout_s=patience)):
             if time.monotonic() > deadline:
-                late = [name for name, one in zip(self._named_workers(), writing, strict=True) if one]
+                late = [name for name, one in zip(self._workers, writing, strict=True) if one]
                 raise ActorTimeoutError(f"{directory}: {', '.join(late)} did not write their parts within {timeout_s:g} s")
             time.sleep(_POLL_S)
         found = self._on_all("save_results", timeout_s=patience)
-        first: Any = self._workers[0]
+        name = next(iter(self._workers))
+        first: Any = self._workers[name]
         finished = first.finish_save.remote(directory, [results for results, _ in found], version)
-        wait(finished, who="policy-worker-0", what="finish_save", timeout_s=patience)
+        wait(finished, who=name, what="finish_save", timeout_s=patience)
         return max(float(seconds) for _, seconds in found)
 
     def _on_all(self, method: str, *arguments: Any, timeout_s: float | None = None) -> list[Any]:
