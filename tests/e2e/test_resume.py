@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -112,10 +113,12 @@ def test_a_killed_command_goes_on_elsewhere(finished: Run, tmp_path: Path) -> No
     for line in command.stdout:
         if line.startswith("step 2/"):
             break
+    deadline = time.monotonic() + WAIT_S
+    while not CheckpointStore(url, tmp_path).steps():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     command.kill()
     command.wait(10)
-    steps = CheckpointStore(url, tmp_path).steps()
-    assert steps
     summary = grpo(recipe="arithmetic-cpu", overrides=[f"output_dir={tmp_path}/b", *SHORT, *OFTEN, f"checkpoint.url={url}"])
     assert summary["steps"] == 3
     assert numbers(tmp_path / "b" / "latest") == numbers(finished.directory)
