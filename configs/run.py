@@ -53,7 +53,7 @@ class BaseRunConfig(BaseConfig):
     resume: str = Field(
         "auto",
         min_length=1,
-        description="What to go on from: auto (an earlier try of this flow run, or checkpoint.url), a run directory or URL, fork:URL, never.",
+        description="Go on from: auto (an earlier try of this flow run, or checkpoint.url), a run directory, a URL, fork:URL, never.",
     )
     checkpoint: CheckpointConfig = CheckpointConfig()
     recovery: RecoveryConfig = RecoveryConfig()

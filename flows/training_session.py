@@ -8,6 +8,7 @@ start ─► resume? ─► steps ─► checkpoint every few ─► end
 from __future__ import annotations
 
 import tempfile
+import time
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ from tasks.checkpoint import export_hf, load_weights
 from tasks.generate import GenerationEndedError
 from tasks.handles import RunActors
 from tasks.lease import Lease
-from tasks.reporting.jsonl import read_lines
+from tasks.reporting.jsonl import LinesWriter, read_lines
 from tasks.reporting.run_dir import RunDirectory, point_latest
 
 # What a run comes back from. Everything else is wrong with the data, the configuration or the code, and would fail again.
@@ -210,14 +211,22 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
                 else:
                     return
 
+    @property
+    def _step_before(self) -> int | None:
+        """Of the checkpoint to go on from."""
+        return self.saving.goes_on_from.step if self.saving.goes_on_from else None
+
     def _come_back(self, error: Exception) -> None:
         self._unfinished, self.why_again = None, str(error)[:300]
         self.saving.give_up_writing()
-        where = f"step {self.saving.goes_on_from.step}" if self.saving.goes_on_from else "the beginning"
+        where = f"step {self._step_before}" if self._step_before is not None else "the beginning"
         line = f"lost: {error}. Going on from {where} ({self._losses} of {self.config.recovery.restarts} losses in a row)"
         get_run_logger().warning(line)
         self.progress.note(line)
         events.lost(line)
+        noticed = time.time()
         self._files.close()
         self._open_files()  # as they were at the checkpoint
         self._start_actors(self._prepared)
+        with LinesWriter(self.directory.losses) as file:
+            file.append({"time": noticed, "lost": str(error), "from_step": self._step_before, "seconds": time.time() - noticed})

@@ -25,7 +25,7 @@ class RunDirectory:
         tensorboard: directory of TensorBoard event files, with the same values as `metrics`.
         hf: directory of the trained policy in Hugging Face format. hf_best: of the best checkpoint, when that is another.
         journal: one line for each transition of the ledger (`actors.rollout.journal`).
-        comparison: of a forked run with its parent (`fork.Comparison`).
+        losses: what died during the run, one JSON object per line. comparison: of a forked run with its parent (`fork.Comparison`).
         checkpoints: where checkpoints are kept unless `checkpoint.url` says otherwise.
     """
 
@@ -35,7 +35,7 @@ class RunDirectory:
         self.metrics, self.samples, self.slowest = root / "metrics.jsonl", root / "samples.jsonl", root / "slowest.jsonl"
         self.tensorboard, self.checkpoints = root / "tensorboard", root / "checkpoints"
         self.hf, self.hf_best = root / "hf", root / "hf-best"
-        self.journal, self.comparison = root / "journal.jsonl", root / "comparison.json"
+        self.journal, self.comparison, self.losses = root / "journal.jsonl", root / "comparison.json", root / "losses.jsonl"
 
     @classmethod
     def create(cls, output_dir: str | Path, name: str, *, latest: bool = True) -> RunDirectory:
