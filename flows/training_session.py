@@ -182,7 +182,7 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
 
     def _write_best(self, path: Path) -> None:
         best = self.saving.best() if self.config.checkpoint.keep_best else None
-        if best is None or best.step == self._steps_done:
+        if best is None or best.score == self._score(self._steps_done):
             return
         with self.saving.fetched(best) as root:
             load_weights(self.namespace, root / best.folder, self._optimizer, self.config.checkpoint.timeout_s)

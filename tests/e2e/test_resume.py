@@ -108,6 +108,7 @@ def test_ctrl_c_saves_the_step_and_the_run_goes_on_in_its_directory(
 def test_a_killed_command_goes_on_elsewhere(finished: Run, tmp_path: Path) -> None:
     """SIGKILL during step 3; the checkpoints are the only thing that is left."""
     url = f"file://{tmp_path}/saved"
+    (tmp_path / "a").mkdir()
     command = start_command("grpo", tmp_path / "a", uuid.uuid4().hex, *SHORT, *OFTEN, f"checkpoint.url={url}")
     assert command.stdout is not None
     for line in command.stdout:
@@ -115,6 +116,7 @@ def test_a_killed_command_goes_on_elsewhere(finished: Run, tmp_path: Path) -> No
             break
     deadline = time.monotonic() + WAIT_S
     while not CheckpointStore(url, tmp_path).steps():
+        assert command.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
     command.kill()
