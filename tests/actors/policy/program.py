@@ -39,7 +39,12 @@ class Job:
     temperature: float = 0.8
     seed: int = 5
     longest: int = 8  # response
+    distributed: bool = False  # the optimizer of GPUs, whose masters and moments are split over data-parallel ranks
     directory: str = ""  # of the state that "begin_save", "finish_save", "load" and "load_again" are about; its reference is beside it
+
+
+class _DistributedWorker(PolicyWorker):
+    _distributed_optimizer = property(lambda self: True, lambda self, value: None)  # type: ignore[assignment]
 
 
 def run_layout(parallel: ParallelConfig, jobs: Sequence[Job]) -> dict[str, list[dict[str, Any]]]:
@@ -67,7 +72,8 @@ def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[
     if "poison" in job.actions and rank == 0:
         columns["advantages"] = [torch.tensor(float("nan"))] * len(meta)  # in this rank's plane only
     meta = plane.put(meta, columns)
-    worker = PolicyWorker(config, job.model, rank, f"file://{directory}/rendezvous-{job.name}", plane, seed=0, temperature=job.temperature)
+    kind = _DistributedWorker if job.distributed else PolicyWorker
+    worker = kind(config, job.model, rank, f"file://{directory}/rendezvous-{job.name}", plane, seed=0, temperature=job.temperature)
     results: dict[str, Any] = {"setup": worker.setup(), "metrics": []}
     data_rank = rank // (parallel.tensor * parallel.context) % parallel.data
     for action in job.actions:

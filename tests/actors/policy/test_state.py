@@ -36,8 +36,10 @@ def model(root: Path) -> Path:
 def job(model: Path, root: Path) -> Any:
     """`job(name, actions, state)`: on the model, about a directory of that name."""
 
-    def make(name: str, actions: tuple[str, ...], state: str, policy: dict[str, Any] = SCHEDULE, model: Path = model) -> Job:
-        return Job(name, str(model), actions, vocab=VOCAB, policy=policy, directory=str(root / state))
+    def make(
+        name: str, actions: tuple[str, ...], state: str, policy: dict[str, Any] = SCHEDULE, model: Path = model, **options: Any
+    ) -> Job:
+        return Job(name, str(model), actions, vocab=VOCAB, policy=policy, directory=str(root / state), **options)
 
     return make
 
@@ -65,7 +67,13 @@ def two(job: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def resumed(one: Any, two: Any, job: Any, model: Path, root: Path) -> Any:
+def halves(job: Any) -> Any:
+    """And by two data-parallel ones, each of which writes a part; also with an optimizer of which each holds a part."""
+    return run_layout(LAYOUTS["DP2"], [job("saved", SAVED, "halves"), job("split", SAVED, "split", distributed=True)])
+
+
+@pytest.fixture(scope="module")
+def resumed(one: Any, two: Any, halves: Any, job: Any, model: Path, root: Path) -> Any:
     """What other processes made of the saved states."""
     for name, damage in DAMAGES.items():
         shutil.copytree(root / "one", root / name)
@@ -77,6 +85,8 @@ def resumed(one: Any, two: Any, job: Any, model: Path, root: Path) -> Any:
         job("resumed", ("load", "draw", "load_reference", *REST, "reference"), "one"),
         job("again", ("load_again", *REST), "one"),
         job("from two", ("load", *REST), "two"),
+        job("from halves", ("load", "load_reference", *REST, "reference"), "halves"),
+        job("from split", ("load", *REST), "split"),
         job("to bfloat16", ("load", "state", "export"), "one", BFLOAT16),
         job("from bfloat16", ("load", "state", "export"), "bfloat16"),
         job("bfloat16", ("load", *REST), "bfloat16", BFLOAT16),
@@ -88,6 +98,10 @@ def resumed(one: Any, two: Any, job: Any, model: Path, root: Path) -> Any:
     found = {"TP1": run_layout(LAYOUTS["TP1"], on_one)}
     for layout in ("TP2", "DP2", "PP2"):
         jobs = [job("from one", ("load", *REST), "one"), job("from two", ("load", "draw", "load_reference", *REST, "reference"), "two")]
+        if layout == "DP2":
+            jobs.append(job("from halves", ("load", *REST), "halves"))
+            jobs.append(job("split", ("load", *REST), "split", distributed=True))
+            jobs.append(job("split from one", ("load", *REST), "one", distributed=True))
         found[layout] = run_layout(LAYOUTS[layout], jobs)
     return found
 
@@ -158,17 +172,20 @@ def test_a_worker_goes_back_to_before_its_first_step(one: Any) -> None:
     assert_equal(fresh["weights"], whole["weights"])
 
 
-def test_tensor_parallel_workers_are_equal_to_the_bit(two: Any, resumed: Any) -> None:
-    for found, saved in zip(resumed["TP2"]["from two"], two["saved"], strict=True):
+@pytest.mark.parametrize(("layout", "source"), [("TP2", "two"), ("DP2", "halves")])
+def test_two_workers_go_on_equal_to_the_bit(two: Any, halves: Any, resumed: Any, layout: str, source: str) -> None:
+    expected, mine = {"two": two, "halves": halves}[source]["saved"], resumed[layout][f"from {source}"]
+    for found, saved in zip(mine, expected, strict=True):
         assert found["metrics"] == saved["metrics"][2:]
-    assert_equal(resumed["TP2"]["from two"][0]["weights"], two["saved"][0]["weights"])
+    assert_equal(mine[0]["weights"], expected[0]["weights"])
 
 
-@pytest.mark.parametrize(
-    ("layout", "source"), [("TP1", "two"), ("TP2", "one"), ("DP2", "one"), ("DP2", "two"), ("PP2", "one"), ("PP2", "two")]
-)
-def test_another_layout_goes_on_within_rounding(one: Any, two: Any, resumed: Any, layout: str, source: str) -> None:
-    saved, found = {"one": one, "two": two}[source]["saved"][0], resumed[layout][f"from {source}"]
+MOVES = [("TP1", "two"), ("TP1", "halves"), ("TP2", "one"), ("DP2", "one"), ("DP2", "two"), ("PP2", "one"), ("PP2", "two")]
+
+
+@pytest.mark.parametrize(("layout", "source"), MOVES)
+def test_another_layout_goes_on_within_rounding(one: Any, two: Any, halves: Any, resumed: Any, layout: str, source: str) -> None:
+    saved, found = {"one": one, "two": two, "halves": halves}[source]["saved"][0], resumed[layout][f"from {source}"]
     for rank in found:
         assert rank["metrics"] == found[0]["metrics"]
         assert rank["loaded"]["optimizer_steps"] == 2
@@ -177,6 +194,16 @@ def test_another_layout_goes_on_within_rounding(one: Any, two: Any, resumed: Any
     for mine, theirs in zip(found[0]["metrics"], saved["metrics"][2:], strict=True):
         assert mine["lr"] == theirs["lr"]
         assert mine["loss"] == pytest.approx(theirs["loss"], abs=2e-6)
+
+
+def test_an_optimizer_in_parts_goes_on_and_changes_hands(one: Any, halves: Any, resumed: Any) -> None:
+    """Megatron's distributed optimizer, which GPUs have, and its plain one."""
+    for found, saved in zip(resumed["DP2"]["split"], halves["split"], strict=True):
+        assert found["metrics"] == saved["metrics"][2:]
+    assert_equal(resumed["DP2"]["split"][0]["weights"], halves["split"][0]["weights"])
+    for found, saved in ((resumed["DP2"]["split from one"], one["saved"]), (resumed["TP1"]["from split"], halves["split"])):
+        for name, tensor in saved[0]["weights"].items():
+            torch.testing.assert_close(found[0]["weights"][name], tensor, atol=2e-6, rtol=0)
 
 
 def test_bfloat16_goes_on_to_the_bit(one: Any, resumed: Any) -> None:
