@@ -42,6 +42,16 @@ class Deadlines:
         return self.generation + GRACE_S
 
     @property
+    def restart(self) -> float:
+        """An engine pool's wait for an engine whose process was lost: another one starts, and vLLM in it."""
+        return self.engine_call + GRACE_S
+
+    @property
+    def engine_return(self) -> float:
+        """An engine pool's wait while no engine serves: one starts again, and the policy gives it weights after what it is doing."""
+        return self.restart + 2 * self.policy_stage
+
+    @property
     def score(self) -> float:
         """The collector's wait for verdicts on what was sent together."""
         return self.scoring + 2 * GRACE_S
@@ -63,8 +73,8 @@ class Deadlines:
 
     @property
     def validation(self) -> float:
-        """The flow's wait for a validation set; where engines may die, it begins again with those that are left."""
-        return self.engines * self.engine_call + self.score + GRACE_S
+        """The flow's wait for a validation set; where engines may die, it begins again with those that are left, or that came back."""
+        return self.engines * self.engine_call + self.engine_return + self.score + GRACE_S
 
     @property
     def workers(self) -> float:
@@ -78,8 +88,8 @@ class Deadlines:
 
     @property
     def refit(self) -> float:
-        """The policy group's longest refit: the workers export, the engines load."""
-        return _WEIGHT_EXPORTS * self.policy + self.engines * (self.policy + self.engine_call)
+        """The policy group's longest refit: it waits for an engine; the workers export, the engines load; and once more, if they died."""
+        return 2 * (self.restart + _WEIGHT_EXPORTS * self.policy + self.engines * (self.policy + self.engine_call))
 
     @property
     def policy_stage(self) -> float:

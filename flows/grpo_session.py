@@ -12,7 +12,7 @@ from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
 
 from actors.data_plane.meta import KVBatchMeta
-from actors.generation.types import UpdateMode, UpdateOptions
+from actors.generation.types import UpdateOptions
 from actors.preflight import check, prepare_model
 from actors.rollout.samples import Sample, SlowSample, Validation
 from actors.rollout.validation import OWN_SET
@@ -160,11 +160,7 @@ class GrpoSession(TrainingSession[RunConfig]):
         self._not_scored: dict[str, list[float]] = {"timed_out": [], "failed": []}  # fractions of each step's responses
         self._validations: dict[int, dict[str, Validation]] = {}
         self.announced_at = 0.0
-        rules = config.asynchronous
-        self.weight_updates = UpdateOptions()
-        if config.mode == "async":
-            mode: UpdateMode = "in_flight" if rules.in_flight_weight_updates else "wait"
-            self.weight_updates = UpdateOptions(mode, rules.recompute_kv_cache_after_weight_updates, recover=True)
+        self.weight_updates = UpdateOptions.of_async(config.asynchronous) if config.mode == "async" else UpdateOptions()
 
     @staticmethod
     def prepare(config: RunConfig, scratch: Path) -> Prepared:

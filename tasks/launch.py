@@ -153,6 +153,8 @@ def launch(
         # The engine takes longest, so it goes first.
         engines = names.engines(config.generation.num_engines)
         options = _computing(_side_by_side(config, config.generation.num_engines), placement.engine)
+        if config.mode == "async":  # a synchronous run goes back to its checkpoint
+            options |= {"max_restarts": config.recovery.engine_restarts}
         start.engines(engines, model_path, options)
         start.environment(config.environment, config.rollout.max_new_tokens)
         address = start.data_plane()

@@ -11,6 +11,7 @@ from typing import Literal
 
 from actors.generation.versions import Segments
 from actors.waiting import ActorGoneError
+from configs.staleness import AsyncConfig
 
 FinishReason = Literal["stop", "length"]
 EngineState = Literal["new", "ready", "failed", "stopped"]
@@ -85,6 +86,12 @@ class UpdateOptions:
     recompute_kv_cache: bool = True
     recover: bool = False
 
+    @classmethod
+    def of_async(cls, rules: AsyncConfig) -> UpdateOptions:
+        """In an asynchronous run."""
+        mode: UpdateMode = "in_flight" if rules.in_flight_weight_updates else "wait"
+        return cls(mode, rules.recompute_kv_cache_after_weight_updates, recover=True)
+
 
 @dataclass(frozen=True)
 class WeightUpdate:
@@ -106,6 +113,8 @@ class EngineHealth:
     Attributes:
         weight_version: of the last update; 0 before any. failure: empty unless the state is "failed".
         updating: what an update of the weights is doing; empty when there is none.
+        stale: Ray has started this process in place of one that died, and no update of the weights has succeeded in it yet.
+        incarnation: of the engine's process: another one has another.
     """
 
     state: EngineState
@@ -113,6 +122,8 @@ class EngineHealth:
     running_requests: int
     failure: str = ""
     updating: str = ""
+    stale: bool = False
+    incarnation: str = ""
 
 
 class RequestError(ValueError):
@@ -129,6 +140,10 @@ class GenerationTimeoutError(TimeoutError):
 
 class EngineFailedError(RuntimeError):
     """The engine raised inside vLLM and its state is unknown: every later call fails with the same reason."""
+
+
+class EngineNotReadyError(RuntimeError):
+    """The engine has not started, or has been started again: it is without the caller's requests, and without the run's weights."""
 
 
 class EngineDiedError(ActorGoneError):

@@ -168,7 +168,10 @@ class PolicyGroup:
             started = time.monotonic()
             if self._weight_sync is None:
                 patience = self._config.timeout_s + self._refit_plan.engine_timeout_s  # the engines' own deadline is the inner one
-                pool = EnginePool(self._namespace, engines, timeout_s=patience, recover=options.recover)
+                restart_s = self._deadlines.restart
+                pool = EnginePool(
+                    self._namespace, engines, timeout_s=patience, recover=options.recover, restart_s=restart_s, return_s=restart_s
+                )
                 self._weight_sync = WeightSync(self._refit_plan, self._workers, pool, self._config.timeout_s)
             taken = self._weight_sync.send(self._version, options)
             return {

@@ -36,10 +36,10 @@ class Ipc(Transport):
         self._lock = threading.Lock()
         self._incoming: tuple[str, Incoming] = "", Incoming(timeout_s)  # in an engine: of the transfer that either end named last
 
-    def offer(self, plan: RefitPlan, workers: Mapping[str, Any], namespace: str, engines: list[str]) -> tuple[Any, dict[str, Any]]:
+    def offer(self, plan: RefitPlan, workers: Mapping[str, Any], namespace: str, engines: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:
         """As `Transport.offer`."""
         transfer = self._transfer(plan, workers)
-        sending = {name: worker.transport.remote("send", transfer, namespace, engines) for name, worker in workers.items()}
+        sending = {name: worker.transport.remote("send", transfer, namespace, list(engines)) for name, worker in workers.items()}
         return transfer, sending
 
     def send(self, worker: Any, transfer: Transfer, namespace: str, engines: Sequence[str]) -> None:

@@ -73,11 +73,12 @@ class Transport(ABC):
         self._manifest: Manifest | None = None
 
     @abstractmethod
-    def offer(self, plan: RefitPlan, workers: Mapping[str, Any], namespace: str, engines: list[str]) -> tuple[Any, dict[str, Any]]:
+    def offer(self, plan: RefitPlan, workers: Mapping[str, Any], namespace: str, engines: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:
         """In the policy group: start to send the present weights.
 
         Args:
-            workers: handles of all policy workers by name, rank 0 first. engines: names of the living engine actors.
+            workers: handles of all policy workers by name, rank 0 first. engines: names of the living engine actors, and
+                their incarnations: one that was started again has another, and knows nothing of what was before.
 
         Returns:
             What `receive` of each engine gets, and the references of the workers that are sending, by name.

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from actors.environments import Problem
 from actors.environments.rewards.base import Response
 from actors.environments.scoring.verdict import Outcome, Verdict
+from actors.generation.fleet import Change
 from actors.rollout.statistics import Difference, Tally, accuracy, mean_pass_at_k, paired_difference
 from configs.validation import OWN_SET, ValidationConfig
 
@@ -225,7 +226,7 @@ class StepReport(BaseModel, frozen=True):
     Attributes:
         samples: of the first groups of these, in the order of drawing. slowest: to score.
         metrics: generated_tokens; seconds in which an engine had a request (time/generate), in which groups were only being scored
-            (time/score_and_store), and of neither (idle/generator_s); engines/alive; verdicts and prompts.
+            (time/score_and_store), and of neither (idle/generator_s); engines/alive, /restarts (since the start); verdicts and prompts.
     """
 
     samples: tuple[Sample, ...]
@@ -239,7 +240,7 @@ class Progress(BaseModel, frozen=True):
     Attributes:
         groups, tokens: committed, and generated, since it began. seconds: since it began.
         in_flight: groups being generated or scored.
-        log: lines for the run's log since the last call.
+        log: lines for the run's log since the last call. engines: lost, back, or given up since then.
         ended: whether it has stopped. error: why, when nobody asked for it.
     """
 
@@ -250,3 +251,4 @@ class Progress(BaseModel, frozen=True):
     log: tuple[str, ...]
     ended: bool
     error: str | None
+    engines: tuple[Change, ...] = ()
