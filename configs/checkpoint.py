@@ -27,4 +27,9 @@ class RecoveryConfig(StrictModel):
     """What dies comes back: the run goes on from its newest checkpoint."""
 
     restarts: NonNegativeInt = Field(3, description="Losses in a row, without a new checkpoint between them, that a run survives.")
+
+
+class EngineRecoveryConfig(RecoveryConfig):
+    """And engines, which come back while the run goes on."""
+
     engine_restarts: NonNegativeInt = Field(10, description="async: how often an engine may come back.")  # ray: max_restarts

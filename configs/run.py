@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from configs.base import StrictModel, did_you_mean
-from configs.checkpoint import CheckpointConfig, RecoveryConfig
+from configs.checkpoint import CheckpointConfig, EngineRecoveryConfig, RecoveryConfig
 from configs.deadlines import Deadlines
 from configs.environment import EnvironmentConfig
 from configs.model import ModelConfig
@@ -112,6 +112,7 @@ class RunConfig(BaseRunConfig, ScoredConfig):
         "GPUs enough, else colocated, and cpu without any.",
     )
     steps: PositiveInt = 50
+    recovery: EngineRecoveryConfig = EngineRecoveryConfig()
     rollout: RolloutConfig = RolloutConfig()
     generation: GenerationConfig = GenerationConfig()
     warm_start: WarmStartConfig = WarmStartConfig()

@@ -47,7 +47,7 @@ def export_hf(namespace: str, path: str, timeout_s: float) -> str:
     return path
 
 
-@task(name="checkpoint", task_run_name="checkpoint-{step}", **RETRIED)
+@task(name="hf-checkpoint", task_run_name="checkpoint-{step}", **RETRIED)
 def hf_checkpoint(namespace: str, step: int, directory: str, timeout_s: float) -> str:
     """Write `directory`, which is there as a whole or not at all. Returns it."""
     target = Path(directory)

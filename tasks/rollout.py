@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict
 from actors import names
 from actors.data_plane.meta import KVBatchMeta
 from actors.rollout.collector import Collector
-from actors.rollout.ledger import Claim
 from actors.rollout.ledger_actor import LedgerActor
+from actors.rollout.ledger_types import Claim
 from actors.rollout.samples import Sample, SlowSample
 from configs.staleness import AsyncConfig
 from tasks import events

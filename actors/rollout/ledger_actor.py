@@ -26,7 +26,8 @@ from actors.data_plane.interface import DataPlane
 from actors.data_plane.meta import KVBatchMeta
 from actors.heap import freeze_heap
 from actors.rollout.journal import Began, Finished, Journal, Opening
-from actors.rollout.ledger import Claim, Ledger, LedgerError
+from actors.rollout.ledger import Ledger
+from actors.rollout.ledger_types import Claim, LedgerError
 from actors.rollout.staleness import Refusal, build
 from actors.rollout.transitions import Admitted, Committed
 from actors.waiting import ActorGoneError
