@@ -19,8 +19,9 @@ from actors.rollout.validation import OWN_SET
 from actors.waiting import ActorGoneError, ActorTimeoutError
 from configs.policy import OptimizerConfig
 from configs.run import RunConfig
+from flows.saving import RunState
 from flows.session import Metrics, Prepared, Step
-from flows.training_session import RunState, TrainingSession
+from flows.training_session import TrainingSession
 from tasks import events
 from tasks.advantage import advantage
 from tasks.audit import audit_run
@@ -177,7 +178,13 @@ class GrpoSession(TrainingSession[RunConfig]):
         before = getattr(self, "actors", None)  # of a run that has lost a part
         return launch(self.config, prepared.model_path, self.namespace, self.saving.opening(self.why_again), before)
 
+    @property
+    def _has_reference(self) -> bool:
+        return self.config.policy.loss.kl_coef > 0
+
     def _conclude(self) -> None:
+        if not self.directory.journal.exists():
+            return  # the ledger was started without one
         close_ledger(self.namespace)
         found = audit_run(str(self.directory.journal))
         self.progress.note(f"audit: {found.verdict}")
@@ -222,11 +229,7 @@ class GrpoSession(TrainingSession[RunConfig]):
 
     def begin_grpo(self) -> None:
         """A fresh optimizer; the present weights become the reference when the loss has a KL term."""
-        policy = self.config.policy
-        with_reference = policy.loss.kl_coef > 0
-        begin_grpo(self.namespace, self.config.optimizer, with_reference, self.config.deadlines.policy_stage)
-        if with_reference:
-            self.saving.keep_reference(self.namespace)
+        begin_grpo(self.namespace, self.config.optimizer, self._has_reference, self.config.deadlines.policy_stage)
 
     def validate(self, step: int) -> None:
         """Validation accuracy and reward after `step` steps; the first one is "before"."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from actors.checkpoints.errors import CheckpointError
 from actors.checkpoints.manifest import Manifest, packages, shape_digest
@@ -30,6 +30,20 @@ from tasks.reporting.run_dir import RunDirectory
 
 _STATE, _JOURNAL = "run/state.json", "journal/"
 _LINES = ("metrics.jsonl", "samples.jsonl", "slowest.jsonl")  # files of the run that go on
+
+
+class RunState(BaseModel):
+    """What the flow's process knows of a run at a checkpoint.
+
+    Attributes:
+        step: steps done. tokens: trained on. seconds: per stage.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step: int
+    tokens: float
+    seconds: dict[str, float]
 
 
 class Saving:
@@ -58,23 +72,26 @@ class Saving:
         back = self.goes_on_from.journal if self.goes_on_from else None
         return Opening(self._directory.journal, self._flow_run, digest, back, why)
 
-    def is_due(self, step: int) -> bool:
-        """Whether a checkpoint belongs after this step."""
+    def is_due(self, step: int, last: int) -> bool:
+        """Whether a checkpoint belongs after this step: every few, and after the last, so that the run can be made longer."""
         every = self._config.checkpoint.every_steps
-        return every is not None and step % every == 0
+        return every is not None and (step % every == 0 or step == last)
 
     # ---- writing ----
 
     def save(
-        self, namespace: str, step: int, weight_version: int, state: BaseModel, model_path: str, score: float | None
+        self, namespace: str, state: RunState, weight_version: int, model_path: str, score: float | None, with_reference: bool
     ) -> dict[str, float]:
-        """One cut after `step` steps. Returns what it took.
+        """One cut between two steps. Returns what it took.
 
         Args:
-            state: what the flow itself knows. score: of the last validation, higher is better.
+            state: what the flow itself knows. score: of these weights, higher is better.
+            with_reference: whether the policy has reference weights.
         """
         self.wait()
-        config = self._config
+        config, step = self._config, state.step
+        if with_reference and not any(not name.startswith(_JOURNAL) for name in self._shared):
+            self._keep_reference(namespace)
         draft = self.store.draft(step)
         cut = checkpoint(namespace, step, draft.directory, config.flow == "grpo", self._journal_since, config.checkpoint.timeout_s)
         if cut.line is not None:
@@ -112,7 +129,7 @@ class Saving:
         except Exception as error:  # noqa: BLE001  (the run goes on from the one before)
             get_run_logger().warning("a checkpoint could not be finished: %s", error)
 
-    def keep_reference(self, namespace: str) -> None:
+    def _keep_reference(self, namespace: str) -> None:
         """The reference weights are files of every checkpoint from now on; they are written once."""
         directory = self._directory.root / ".reference"
         keep_reference(namespace, directory, self._config.checkpoint.timeout_s)
@@ -168,7 +185,7 @@ class Saving:
             else:
                 target.unlink(missing_ok=True)
 
-    def restore[S: BaseModel](self, namespace: str, root: Path, optimizer: Any, state: type[S]) -> S:
+    def restore[S: RunState](self, namespace: str, root: Path, optimizer: Any, state: type[S]) -> S:
         """The actors go on where the checkpoint was taken. Returns the flow's own state.
 
         Raises:
@@ -190,7 +207,7 @@ class Saving:
                 self._shared |= self.store.keep_file(name, (root / name).read_bytes())
         return found
 
-    def _read_state[S: BaseModel](self, path: Path, state: type[S]) -> S:
+    def _read_state[S: RunState](self, path: Path, state: type[S]) -> S:
         try:
             return state.model_validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from prefect.logging import get_run_logger
-from pydantic import BaseModel, ConfigDict
 
 from actors.data_plane.interface import DataPlaneGoneError
 from actors.generation.types import EngineDiedError, GenerationTimeoutError, NoEngineError
@@ -27,7 +26,7 @@ from actors.waiting import ActorGoneError, ActorTimeoutError
 from configs.policy import OptimizerConfig
 from configs.run import BaseRunConfig
 from flows.resume import Mark, origin_of
-from flows.saving import Saving
+from flows.saving import RunState, Saving
 from flows.session import Prepared, Session
 from flows.stopping import Stopping
 from tasks import events
@@ -46,20 +45,6 @@ LOSSES = (
 
 
 _LEASE_S = 30.0
-
-
-class RunState(BaseModel):
-    """What the flow's process knows of a run at a checkpoint.
-
-    Attributes:
-        step: steps done. tokens: trained on. seconds: per stage.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    step: int
-    tokens: float
-    seconds: dict[str, float]
 
 
 class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
@@ -94,6 +79,11 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
     @abstractmethod
     def _optimizer(self) -> OptimizerConfig:
         """Of the steps, as of a run that was not interrupted."""
+
+    @property
+    def _has_reference(self) -> bool:
+        """Whether the policy has reference weights."""
+        return False
 
     @abstractmethod
     def _score(self, step: int) -> float | None:
@@ -150,8 +140,8 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         return range(self.first_step, self.steps + 1)
 
     def save_now_and_then(self, step: int) -> None:
-        """A checkpoint when one is due, after the last step, and when somebody asked the run to end; then it ends."""
-        if not (self.saving.is_due(step) or step == self.steps or self._stopping.asked):
+        """A checkpoint when one is due, and when somebody asked the run to end; then it ends."""
+        if not (self.saving.is_due(step, self.steps) or self._stopping.asked):
             return
         self.save(step)
         if self._stopping.asked:
@@ -164,8 +154,8 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         """One cut after this step; its files are written while the run goes on."""
         self.close_step_before()
         with self.time("checkpoint") as timer:
-            state, model_path = self._state(step), self._prepared.model_path
-            taken = self.saving.save(self.namespace, step, self.weight_version, state, model_path, self._score(step))
+            arguments = self._state(step), self.weight_version, self._prepared.model_path, self._score(step), self._has_reference
+            taken = self.saving.save(self.namespace, *arguments)
         self._losses = 0
         self.record(step, {"time/checkpoint": timer.seconds} | taken)
 
