@@ -132,17 +132,18 @@ class Fleet:
         member = self._members[name]
         if member.standing in ("healthy", "given_up"):
             return ""
-        if health.state in ("failed", "stopped") or (member.condemned and health.incarnation == member.condemned):
-            member.standing, member.condemned = "dead", health.incarnation
-            return self._kill(name, health.failure)
-        now = self._clock()
-        if health.incarnation != member.incarnation:
-            member.incarnation, member.since, member.condemned = health.incarnation, now, ""
+        if health.incarnation not in (member.incarnation, member.condemned):
+            member.incarnation, member.since, member.condemned = health.incarnation, self._clock(), ""
             self.restarts += 1
+        if health.state in ("failed", "stopped"):
+            member.standing, member.condemned = "dead", health.incarnation
+            return self._kill_later(name, health.failure)
+        if member.condemned and health.incarnation == member.condemned:
+            return self._kill(name, "its process lived on")
         member.hangs = False
         if health.state == "new":
             member.standing = "restarting"
-            return self._kill(name, f"vLLM was not ready within {self._restart_s:.0f} s") if self._overdue(member) else ""
+            return self._kill_later(name, f"vLLM was not ready within {self._restart_s:.0f} s") if self._overdue(member) else ""
         if health.stale:
             member.standing = "stale"
         else:
@@ -165,9 +166,9 @@ class Fleet:
             member.standing, member.hangs = "dead", True
         elif ended:
             member.standing, member.hangs = "restarting", False
-        if member.hangs or self._overdue(member):
-            return self._kill(name, f"silent for {self._clock() - member.since:.0f} s")
-        return ""
+        if member.hangs:
+            return self._kill(name, "it hung")
+        return self._kill_later(name, f"silent for {self._restart_s:.0f} s") if self._overdue(member) else ""
 
     def refitted(self, name: str, incarnation: str) -> None:
         """A refit that found the engine as this process has succeeded in it. Nothing if it was lost since."""
@@ -185,10 +186,13 @@ class Fleet:
     def _overdue(self, member: _Member) -> bool:
         return self._clock() - member.since > self._restart_s
 
+    def _kill_later(self, name: str, why: str) -> Verdict:
+        """Of a process that cannot serve: not sooner after the last one than the back-off says."""
+        return self._kill(name, why) if self._clock() >= self._members[name].next_kill else ""
+
     def _kill(self, name: str, why: str) -> Verdict:
+        """At once: the process might yet serve with weights that it missed."""
         member, now = self._members[name], self._clock()
-        if now < member.next_kill:
-            return ""
         if member.failures == MOST_FAILURES:
             self._give_up(name, f"{member.reason}; it did not come back, {MOST_FAILURES} times in a row (last: {why})")
             return "end"
