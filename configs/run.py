@@ -11,6 +11,7 @@ from configs.base import StrictModel, did_you_mean
 from configs.checkpoint import CheckpointConfig, EngineRecoveryConfig, RecoveryConfig
 from configs.deadlines import Deadlines
 from configs.environment import EnvironmentConfig
+from configs.guards import GuardsConfig
 from configs.model import ModelConfig
 from configs.policy import OptimizerConfig, PolicyConfig, WarmStartConfig
 from configs.rewards import OWN_REWARDS, AnyReward, LengthReward, ScoringConfig
@@ -113,6 +114,7 @@ class RunConfig(BaseRunConfig, ScoredConfig):
     )
     steps: PositiveInt = 50
     recovery: EngineRecoveryConfig = EngineRecoveryConfig()
+    guards: GuardsConfig = GuardsConfig()
     rollout: RolloutConfig = RolloutConfig()
     generation: GenerationConfig = GenerationConfig()
     warm_start: WarmStartConfig = WarmStartConfig()

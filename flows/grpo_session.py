@@ -28,6 +28,7 @@ from tasks.audit import audit_run
 from tasks.call import quoted
 from tasks.evaluate import validate
 from tasks.generate import generate, stop_generating
+from tasks.guards import Guards, GuardsState, RollBackError, Trip
 from tasks.handles import RunActors
 from tasks.launch import launch, planned_actors
 from tasks.logprob import POLICY_LOGPROBS, REFERENCE_LOGPROBS, logprob, ref_logprob
@@ -37,7 +38,7 @@ from tasks.reporting.slowest import SlowestWriter
 from tasks.reporting.summary import SetAccuracy
 from tasks.reporting.text import estimate
 from tasks.rollout import announce, close_ledger, rollout, settle
-from tasks.train import begin_grpo
+from tasks.train import begin_grpo, scale_rate
 from tasks.warm_start import begin_warm_start, warm_start
 
 _LAST_WORD_S = 30.0  # for the rollout task to see that generation has ended
@@ -50,7 +51,8 @@ class GrpoStep(Step):
         super().__init__(run, number)
         self._run: GrpoSession = run
         self._config = run.config
-        self.objective = run.config.policy.loss.objective
+        self.objective, self.limits = run.config.policy.loss.objective, run.config.guards.limits
+        self._dropped = ""  # why the step's groups are not trained
         self._uids: tuple[str, ...] = ()  # of the groups that the step has taken
         self._samples: Sequence[Sample] = ()
         self._slowest: Sequence[SlowSample] = ()
@@ -95,7 +97,13 @@ class GrpoStep(Step):
         with self._run.time("advantage") as timer:
             result = advantage(address, self.number, quoted(batch), loss, divides, config.data_plane.timeout_s)
         self.metrics |= result.metrics | {"time/advantage": timer.seconds}
+        self._follow(self._run.guards.before_training(self.number, self.metrics))
         return result.meta
+
+    def submit_train(self, batch: KVBatchMeta) -> None:
+        """Optimizer steps on the batch, when the stages before it are done; none, when a guard has tripped."""
+        if not self._dropped:
+            super().submit_train(batch)
 
     def submit_refit(self) -> None:
         """The new weights into the engines, when training is done."""
@@ -108,7 +116,29 @@ class GrpoStep(Step):
         for stage in ("logprob", "ref_logprob"):
             result = dict(self._wait_for(stage) or {})  # None: skipped
             self.metrics |= result | {f"time/{stage}": result.pop("logprob_s", 0.0)}  # most of it ran beside other stages
+        if self._dropped:
+            self.metrics["tokens"] = 0.0
+            return
         super().wait_for_train()
+        self._follow(self._run.guards.see(self.number, self.metrics))
+
+    def _follow(self, trip: Trip | None) -> None:
+        """Do what a guard wants.
+
+        Raises:
+            RollBackError: it wants the newest checkpoint.
+        """
+        if trip is None:
+            return
+        self._run.say(trip.line)
+        events.guard_tripped(trip.line)
+        if trip.action == "roll_back":
+            raise RollBackError(trip.line)
+        self._dropped = f"guard/{trip.guard}"
+        if trip.action == "lower_rate":
+            rate = self._run.guards.lowered()
+            scale_rate(self._run.namespace, self._config.guards.factor)
+            self._run.say(f"the learning rate is {rate:g} times the configured one from now on")
 
     def wait_for_refit(self) -> None:
         """The engines have the new weights when this returns."""
@@ -130,7 +160,7 @@ class GrpoStep(Step):
         """The groups' rows leave the data plane; groups that were not trained on go back into the ledger."""
         if not self._uids:
             return None
-        return settle.submit(self._run.namespace, self.number, self._uids, self.trained, self._config.deadlines.clear)
+        return settle.submit(self._run.namespace, self.number, self._uids, self.trained, self._dropped, self._config.deadlines.clear)
 
 
 class GrpoState(RunState):
@@ -139,6 +169,7 @@ class GrpoState(RunState):
     logprob_errors: list[float]
     not_scored: dict[str, list[float]]
     validations: dict[int, dict[str, Validation]]
+    guards: GuardsState
 
 
 class GrpoSession(TrainingSession[RunConfig]):
@@ -160,6 +191,7 @@ class GrpoSession(TrainingSession[RunConfig]):
         self._logprob_errors: list[float] = []
         self._not_scored: dict[str, list[float]] = {"timed_out": [], "failed": []}  # fractions of each step's responses
         self._validations: dict[int, dict[str, Validation]] = {}
+        self.guards = Guards(config.guards)
         self.announced_at = 0.0
         self.weight_updates = UpdateOptions.of_async(config.asynchronous) if config.mode == "async" else UpdateOptions()
 
@@ -194,11 +226,14 @@ class GrpoSession(TrainingSession[RunConfig]):
     def _state(self, step: int) -> GrpoState:
         return GrpoState(
             step=step, tokens=self._tokens, seconds=dict(self.seconds),
-            logprob_errors=self._logprob_errors, not_scored=self._not_scored, validations=self._validations,
+            logprob_errors=self._logprob_errors, not_scored=self._not_scored, validations=self._validations, guards=self.guards.state,
         )  # fmt: skip
 
     def _take_over(self, state: GrpoState) -> None:
         self._logprob_errors, self._not_scored, self._validations = state.logprob_errors, state.not_scored, state.validations
+        self.guards.state = state.guards
+        if state.guards.rate != 1:
+            scale_rate(self.namespace, state.guards.rate)
         self.refit("resume")
 
     @property
@@ -316,5 +351,6 @@ class GrpoSession(TrainingSession[RunConfig]):
             "accuracy_before": before.accuracy if before else None,
             "accuracy_after": after.accuracy if after else None,
             "weight_version": self.weight_version,
+            "guards": self.guards.state.tripped,
             "mean_logprob_error": sum(self._logprob_errors) / len(self._logprob_errors) if self._logprob_errors else None,
         }

@@ -31,7 +31,7 @@ from flows.session import Prepared, Session
 from flows.stopping import Stopping
 from tasks import events
 from tasks.checkpoint import export_hf, load_weights
-from tasks.generate import GenerationEndedError
+from tasks.guards import RollBackError
 from tasks.handles import RunActors
 from tasks.lease import Lease
 from tasks.reporting.jsonl import LinesWriter, read_lines
@@ -39,8 +39,8 @@ from tasks.reporting.run_dir import RunDirectory, point_latest
 
 # What a run comes back from. Everything else is wrong with the data, the configuration or the code, and would fail again.
 LOSSES = (
-    ActorGoneError, ActorTimeoutError, DataPlaneGoneError, EngineDiedError, GenerationEndedError, GenerationTimeoutError, LedgerClosedError,
-    LedgerStalledError, NoEngineError, PeerLostError,
+    ActorGoneError, ActorTimeoutError, DataPlaneGoneError, EngineDiedError, GenerationTimeoutError, LedgerClosedError,
+    LedgerStalledError, NoEngineError, PeerLostError, RollBackError,
 )  # fmt: skip
 
 
@@ -179,6 +179,11 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         export_hf(self.namespace, str(path), self.config.deadlines.policy_stage)
         self.progress.note(f"{path.name}: the weights after step {best.step}, the best validation")
 
+    def say(self, line: str) -> None:
+        """A warning, into the flow's log and to the terminal."""
+        get_run_logger().warning(line)
+        self.progress.note(line)
+
     # ---- losses ----
 
     @contextmanager
@@ -211,8 +216,7 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         self.saving.give_up_writing()
         where = f"step {self._step_before}" if self._step_before is not None else "the beginning"
         line = f"lost: {error}. Going on from {where} ({self._losses} of {self.config.recovery.restarts} losses in a row)"
-        get_run_logger().warning(line)
-        self.progress.note(line)
+        self.say(line)
         events.lost(line)
         noticed = time.time()
         self._files.close()

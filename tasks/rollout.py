@@ -84,13 +84,19 @@ def rollout(namespace: str, step: int, groups: int, rules: AsyncConfig, replaces
 
 
 @task(name="settle", task_run_name="clear-{step}", **STAGE)
-def settle(namespace: str, step: int, uids: Sequence[str], trained: bool, timeout_s: float) -> dict[str, float]:
+def settle(namespace: str, step: int, uids: Sequence[str], trained: bool, dropped: str, timeout_s: float) -> dict[str, float]:
     """These groups were trained on, and their rows go; or they were not, and may be claimed again.
+
+    Args:
+        dropped: why they shall not be trained at all; empty: there is no reason.
 
     Returns:
         What the data plane did for the run so far.
     """
-    ask(namespace, names.LEDGER, _ANSWER_S, LedgerActor.trained if trained else LedgerActor.release, list(uids))
+    if dropped:
+        ask(namespace, names.LEDGER, _ANSWER_S, LedgerActor.drop, list(uids), dropped)
+    else:
+        ask(namespace, names.LEDGER, _ANSWER_S, LedgerActor.trained if trained else LedgerActor.release, list(uids))
     return data_plane_metrics(namespace, timeout_s)
 
 

@@ -29,6 +29,7 @@ from actors.generation.weight_sync import WeightSync
 from actors.heap import freeze_heap
 from actors.models.flops import training_flops
 from actors.policy.executors import Request, build_executor
+from actors.policy.limits import Limits
 from actors.policy.turns import Turn, Turns
 from actors.policy.warm_up import warm_up
 from actors.policy.worker_actor import PolicyWorkerActor, free_port
@@ -97,11 +98,12 @@ class PolicyGroup:
             f"{info['cuda_graphs']}; warm-up: {seconds}"
         )
 
-    def train(self, meta: KVBatchMeta, objective: str, turn: Turn | None = None) -> dict[str, float]:
+    def train(self, meta: KVBatchMeta, objective: str, turn: Turn | None = None, limits: Limits | None = None) -> dict[str, float]:
         """Optimizer steps over the batch.
 
         Args:
             objective: policy.loss.objective, of rollouts: `updates_per_step` steps, and a new weight version. Or "sft": one step.
+            limits: as of `PolicyWorker.train`. The weight version grows also by a step without an update.
 
         Returns:
             Means over them (maxima of `/max` and `gpu_memory/`, sums of `cuda_graph/`), padding_waste (the part of the computed tokens
@@ -116,7 +118,7 @@ class PolicyGroup:
         plans = [self._plan(meta.slice(update * size, (update + 1) * size)) for update in range(updates)]
         with self._in_turn(turn):
             started = time.monotonic()
-            history = self._train(plans, objective)
+            history = self._train(plans, objective, limits)
             self._version += of_rollouts
             seconds = time.monotonic() - started
         metrics = {name: _over_updates(name, [h[name] for h in history]) for name in history[0]}
@@ -232,6 +234,10 @@ class PolicyGroup:
             self._version = loaded["weight_version"]
         return loaded
 
+    def scale_rate(self, factor: float) -> None:
+        """Multiply the learning rate of all further steps, the schedule's end included, by this factor."""
+        self._call("scale_rate", factor)
+
     def save_reference(self, directory: str, timeout_s: float) -> None:
         """Write the reference weights. Raises CheckpointError."""
         self._call("save_reference", directory, timeout_s=timeout_s)
@@ -259,9 +265,9 @@ class PolicyGroup:
             sequence_align=parallel.sequence_multiple,
         )
 
-    def _train(self, plans: list[BatchPlan], objective: str) -> list[dict[str, float]]:
+    def _train(self, plans: list[BatchPlan], objective: str, limits: Limits | None) -> list[dict[str, float]]:
         replicas = zip(*(plan.shards for plan in plans), strict=True)
-        requests = [Request("train_steps", (shards, objective)) for shards in replicas]
+        requests = [Request("train_steps", (shards, objective, limits)) for shards in replicas]
         updates = zip(*self._execute(requests, stages=len(plans)), strict=True)
         return [_of_all(list(ranks)) | {"padding_waste": 1 - plan.token_efficiency} for ranks, plan in zip(updates, plans, strict=True)]
 
@@ -309,6 +315,6 @@ def _of_all(ranks: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _over_updates(name: str, values: list[float]) -> float:
-    if name.startswith("cuda_graph/"):
+    if name.startswith(("cuda_graph/", "guard/")):
         return sum(values)
     return max(values) if name.endswith("/max") or name.startswith(_MEMORY) else sum(values) / len(values)

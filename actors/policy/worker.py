@@ -25,6 +25,7 @@ from actors.policy import device as devices
 from actors.policy.batch import BASE, MicroBatch, build
 from actors.policy.cuda_graphs import capture_stream
 from actors.policy.fetch import ColumnReader
+from actors.policy.limits import NON_FINITE, Limits, beyond, guard_of
 from actors.policy.objectives import registry as objectives
 from actors.policy.objectives.base import Objective
 from actors.policy.passes import Passes, reduce_reports, report_vector
@@ -139,16 +140,18 @@ class PolicyWorker:
         """Keep a copy of the present weights as the reference policy."""
         self._reference = [parameter.detach().clone() for parameter in self._bare.parameters()]
 
-    def train_steps(self, plans: Sequence[ShardPlan], objective: str) -> list[dict[str, float]]:
+    def train_steps(self, plans: Sequence[ShardPlan], objective: str, limits: Limits | None = None) -> list[dict[str, float]]:
         """`train` on one plan after the other, up to the first that fails: the worker does not wait for the group between two."""
-        return [self.train(plan, objective) for plan in plans]
+        return [self.train(plan, objective, limits) for plan in plans]
 
     @_on_device
-    def train(self, plan: ShardPlan, objective: str) -> dict[str, float]:
+    def train(self, plan: ShardPlan, objective: str, limits: Limits | None = None) -> dict[str, float]:
         """One optimizer step over the plan's rows. Metrics are those of the whole batch, equal on every rank.
 
         Args:
             objective: policy.loss.objective, or "sft".
+            limits: by metric (above, below): beyond one of them, or when loss or gradient are not finite, weights, moments and schedule
+                stay as they are, and `guard/NAME` is 1. None: what is not finite is an error.
 
         Returns:
             `Objective.metrics`; grad_norm (before clipping) and lr; with policy.cuda_graph also the counts of `GraphCache` since the step
@@ -156,7 +159,7 @@ class PolicyWorker:
 
         Raises:
             MissingColumnsError, DataPlaneError: the columns that the objective reads were not written, or cannot be read.
-            FloatingPointError: the loss or a gradient is not finite; on every rank, and the weights stay as they were.
+            FloatingPointError: without limits, the loss or a gradient is not finite; on every rank, and the weights stay as they were.
         """
         from actors.policy.optimizer import clip_and_step
 
@@ -166,13 +169,28 @@ class PolicyWorker:
         self._optimizer.prepare_grads()
         norm = self._optimizer.get_grad_norm()
         grad_norm = float(norm)
+        metrics = self._objectives[objective].metrics(totals) | {"grad_norm": grad_norm}
+        tripped = beyond(metrics, limits or {})
         if not (math.isfinite(totals["loss"]) and math.isfinite(grad_norm)):
-            raise FloatingPointError(f"train ({objective}): loss {totals['loss']}, gradient norm {grad_norm}; no update was made")
-        self._scheduler.step(1)
-        clip_and_step(self._optimizer, norm)
-        metrics = self._objectives[objective].metrics(totals)
-        metrics |= {"grad_norm": grad_norm, "lr": float(self._optimizer.param_groups[0]["lr"])}
+            if limits is None:
+                raise FloatingPointError(f"train ({objective}): loss {totals['loss']}, gradient norm {grad_norm}; no update was made")
+            tripped = [NON_FINITE]
+        if not tripped:
+            self._scheduler.step(1)
+            clip_and_step(self._optimizer, norm)
+        metrics["lr"] = float(self._optimizer.param_groups[0]["lr"])
+        if limits is not None:
+            metrics |= {f"guard/{name}": float(name in tripped) for name in (NON_FINITE, *map(guard_of, limits))}
         return metrics | self._passes.counts() | devices.peak_memory(self._device, "train")
+
+    def scale_rate(self, factor: float) -> None:
+        """Multiply the learning rate of all further steps by this factor."""
+        self._scheduler.max_lr *= factor
+        self._scheduler.min_lr *= factor
+        for group in self._optimizer.param_groups:
+            for name in ("max_lr", "min_lr"):
+                if group.get(name) is not None:
+                    group[name] *= factor
 
     @_on_device
     def evaluate(self, plan: ShardPlan) -> dict[str, float]:

@@ -104,6 +104,7 @@ class RolloutLoop:
         self._slowest: tuple[SlowSample, ...] = ()
         self._log: list[str] = []
         self._error: str | None = None
+        self._cause: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="rollout", daemon=True)
         self._thread.start()
 
@@ -143,7 +144,7 @@ class RolloutLoop:
             step: as `LedgerActor.cut`. timeout_s: longest wait for the end of a turn.
 
         Raises:
-            RuntimeError: the loop has ended. ActorTimeoutError: the thread is stuck in a call.
+            Exception: what ended the loop. RuntimeError: it was stopped. ActorTimeoutError: the thread is stuck in a call.
         """
         wanted: Future[RolloutState] = Future()
         self._cuts.put((step, wanted))
@@ -153,7 +154,7 @@ class RolloutLoop:
                 return wanted.result(_POLL_S)
         if not self._ended.is_set():
             raise ActorTimeoutError(f"cut: generation did not come to the end of its turn within {timeout_s:.0f} s")
-        raise RuntimeError(f"cut: generation has ended: {self._error or 'it was stopped'}")
+        raise self._cause or RuntimeError(f"cut: generation has ended: {self._error or 'it was stopped'}")
 
     def stop(self) -> None:
         """Abort what runs and end. Idempotent.
@@ -185,7 +186,7 @@ class RolloutLoop:
         except Exception as error:  # noqa: BLE001  (whatever it is, the trainer must hear of it)
             why, cause = f"{type(error).__name__}: {error}", _portable(error)
             with self._lock:
-                self._error = why
+                self._error, self._cause = why, cause
         finally:
             self._abandon(why, cause)
             self._ended.set()

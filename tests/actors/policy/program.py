@@ -90,6 +90,8 @@ def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[
                     results["metrics"].append(worker.train(plan, "sft" if action == "sft" else config.loss.objective))
                 except (FloatingPointError, ValueError, PeerLostError, DataPlaneError) as error:
                     results["error"] = repr(error)
+            case "guarded":  # a step that no limit allows
+                results["metrics"].append(worker.train(plan, "sft", {"grad_norm": (0.0, None), "entropy": (None, 0.0)}))
             case "warm_up":
                 random_state = torch.get_rng_state()
                 worker.warm_up(plan, "sft")
