@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+from prefect import runtime
 from prefect.logging import get_run_logger
 
 from actors.data_plane.interface import DataPlaneGoneError
@@ -45,6 +46,10 @@ LOSSES = (
 
 
 _LEASE_S = 30.0
+
+
+class TooManyRerunsError(RuntimeError):
+    """A flow run that crashes again and again."""
 
 
 class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
@@ -95,6 +100,10 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
     # ---- start ----
 
     def _choose_directory(self) -> RunDirectory:
+        if (count := runtime.flow_run.run_count) > 1 + self.config.recovery.reruns:
+            raise TooManyRerunsError(
+                f"this flow run was started {count} times (recovery.reruns = {self.config.recovery.reruns}): it ends here"
+            )
         scratch = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="grpo-checkpoints-")))
         origin = origin_of(self.config, self.flow_run, scratch)
         directory = origin.directory if origin and origin.directory else super()._choose_directory()

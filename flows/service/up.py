@@ -33,7 +33,7 @@ from prefect.workers.process import ProcessWorker
 
 from configs import settings
 from configs.base import ConfigError
-from flows.service import runs, server
+from flows.service import automations, runs, server
 from flows.service.parts import Part, Record, look
 from tasks.cluster import probe
 
@@ -80,6 +80,7 @@ class Up:
                 _create_pool(client)
                 self._start_worker(client)
                 _deploy(client, self.api_url)
+                automations.install(client)
                 self._await(WORKER, "to start", lambda: self._said(WORKER, "started!"))
             self._write_settings()
         except BaseException:
