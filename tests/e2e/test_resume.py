@@ -7,6 +7,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ import pytest
 import ray
 
 from actors.checkpoints.store import CheckpointStore
+from actors.rollout.audit import audit
+from actors.rollout.journal import parse
 from configs.base import ConfigError
+from flows.fork import fork
 from flows.grpo import grpo
 from flows.grpo_session import GrpoStep
 from tasks.reporting.jsonl import read_lines
@@ -51,8 +55,11 @@ def kill(actor: str) -> None:
     os.kill(ray.get(handle.__ray_call__.remote(lambda _: os.getpid()), timeout=WAIT_S), signal.SIGKILL)
 
 
-@pytest.fixture
-def at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, str, Callable[[], None]], None]]:
+At = Callable[[int, str, Callable[[], None]], None]
+
+
+@contextmanager
+def planning(monkeypatch: pytest.MonkeyPatch) -> Iterator[At]:
     """Do something once, before a stage of a step: `at(2, "submit_train", what)`."""
     plans: dict[tuple[int, str], list[Callable[[], None]]] = {}
 
@@ -71,23 +78,57 @@ def at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, str, Callable
     assert not plans, "never came to it"
 
 
-def test_a_run_that_loses_its_parts_has_the_metrics_of_one_that_does_not(
-    run_flow: Callable[..., Run], finished: Run, at: Callable[[int, str, Callable[[], None]], None]
-) -> None:
-    """One after the other, also before there is a checkpoint."""
-    at(1, "wait_for_rollout", lambda: kill("collector"))
-    at(2, "submit_logprob", lambda: kill("policy-worker-0"))
-    at(2, "submit_refit", lambda: kill("engine-0"))
-    at(3, "wait_for_rollout", lambda: kill("ledger"))
-    at(3, "submit_clear", lambda: kill("data_plane_storage_0"))
-    run = run_flow(*OFTEN)
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> Iterator[At]:
+    """As `planning`, for the test."""
+    with planning(monkeypatch) as plan:
+        yield plan
+
+
+@pytest.fixture(scope="module")
+def disturbed(run_flow: Callable[..., Run]) -> Run:
+    """A run that loses its parts one after the other, first before there is a checkpoint."""
+    with pytest.MonkeyPatch.context() as patch, planning(patch) as at:
+        at(1, "wait_for_rollout", lambda: kill("collector"))
+        at(2, "submit_logprob", lambda: kill("policy-worker-0"))
+        at(2, "submit_refit", lambda: kill("engine-0"))
+        at(3, "wait_for_rollout", lambda: kill("ledger"))
+        at(3, "submit_clear", lambda: kill("data_plane_storage_0"))
+        return run_flow(*OFTEN)
+
+
+def test_a_run_that_loses_its_parts_has_the_metrics_of_one_that_does_not(disturbed: Run, finished: Run) -> None:
+    run = disturbed
     assert numbers(run.directory) == numbers(finished.directory)
     assert samples(run.directory) == samples(finished.directory)
     assert Summary.read(run.directory / "summary.json").status == "completed"
+    assert len(read_lines(run.directory / "losses.jsonl")) == 5
+
+
+def test_its_journal_tells_of_every_group(disturbed: Run) -> None:
+    """12 groups, each trained once; what was done twice is void."""
+    found = audit(parse((disturbed.directory / "journal.jsonl").read_bytes()))
+    assert found.clean
+    assert found.finished
+    assert dict(found.counts())["trained once"] == 12
+    assert len(found.voided) == 5
+
+
+def test_a_fork_is_compared_with_its_parent_step_by_step(disturbed: Run, server: str) -> None:
+    assert server
+    same = fork(str(disturbed.directory), at=1)
+    assert {one["metric"]: one["change"] for one in same["changes"]} == dict.fromkeys((one["metric"] for one in same["changes"]), 0.0)
+    assert {one["steps"] for one in same["changes"]} >= {2}
+    assert same["changed"] == ()
+    other = fork(str(disturbed.directory), at=2, overrides=["policy.optimizer.lr=1e-2", "rollout.temperature=0.5"])
+    assert set(other["changed"]) == {"policy.optimizer.lr: 0.0002 -> 0.01", "rollout.temperature: 1.0 -> 0.5"}
+    child = max(disturbed.directory.resolve().parent.glob("*/comparison.json"), key=lambda path: path.stat().st_mtime).parent
+    assert numbers(child)[:3] == numbers(disturbed.directory)[:3]
+    assert numbers(child)[3] != numbers(disturbed.directory)[3]
 
 
 def test_ctrl_c_saves_the_step_and_the_run_goes_on_in_its_directory(
-    run_flow: Callable[..., Run], finished: Run, at: Callable[[int, str, Callable[[], None]], None], tmp_path: Path
+    run_flow: Callable[..., Run], finished: Run, at: At, tmp_path: Path
 ) -> None:
     at(2, "submit_logprob", lambda: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
