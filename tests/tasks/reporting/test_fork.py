@@ -57,4 +57,4 @@ def test_the_page_names_what_differs() -> None:
     page = markdown(Comparison(parent="run", at=5, changed=changed_settings(before, now), changes=changes))
     assert "# Fork of run after step 5" in page
     assert "* `a.b: 1 -> 3`" in page
-    assert "| reward/mean | 2 | 1.5 | 2 | 0.5 |" in page
+    assert "| reward/mean | 2 | 1.500 | 2 | 0.5000 |" in page
