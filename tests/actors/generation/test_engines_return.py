@@ -20,6 +20,7 @@ from tests.actors.generation.conftest import request
 from tests.actors.generation.returning import NAMESPACE, WEIGHTS, Engines
 from tests.patience import WAIT_S
 
+pytestmark = pytest.mark.slow
 OPTIONS = UpdateOptions(recover=True)
 
 
@@ -122,7 +123,7 @@ def test_requests_wait_when_all_are_lost_until_the_policy_gives_weights(engines:
 
     client = pool(names, refit=ask)
     refit(trainer, 6)
-    client.submit(many(10, tokens=100))
+    client.submit(many(10, tokens=40))
     for pid in engines.pids().values():
         os.kill(pid, signal.SIGKILL)
     time.sleep(0.2)
