@@ -330,7 +330,7 @@ class GrpoSession(TrainingSession[RunConfig]):
         self.announce_weights()
         going = generate.submit(self.namespace, self.steps * self.config.rollout.prompts_per_step)
         try:
-            with self._stopping.at_step_ends():
+            with self.ending_between_steps():
                 yield
         finally:
             with suppress(ActorGoneError, ActorTimeoutError):  # then the task's own state says so

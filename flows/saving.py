@@ -25,10 +25,10 @@ from actors.storage import Content
 from configs.run import BaseRunConfig
 from flows.resume import Origin
 from tasks.call import quoted
-from tasks.checkpoint import POLICY, checkpoint, keep_reference, publish, restore
+from tasks.checkpoint import JOURNAL, POLICY, checkpoint, keep_reference, publish, restore
 from tasks.reporting.run_dir import RunDirectory
 
-_STATE, _JOURNAL = "run/state.json", "journal/"
+_STATE = "run/state.json"
 _LINES = ("metrics.jsonl", "samples.jsonl", "slowest.jsonl")  # files of the run that go on
 
 
@@ -39,7 +39,7 @@ class RunState(BaseModel):
         step: steps done. tokens: trained on. seconds: per stage.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")  # a loss may be NaN
 
     step: int
     tokens: float
@@ -63,7 +63,7 @@ class Saving:
         self.goes_on_from: Manifest | None = origin.manifest if origin else None
         self._source = origin.store if origin else self.store
         self._shared: dict[str, Content] = {}  # reference weights, and the journal up to the last checkpoint
-        self._journal_since = 0
+        self._journal_since = 0 if config.flow == "grpo" else None  # nothing else has a ledger
         self._publishing: PrefectFuture[Manifest] | None = None
 
     def opening(self, why: str) -> Opening:
@@ -72,10 +72,10 @@ class Saving:
         back = self.goes_on_from.journal if self.goes_on_from else None
         return Opening(self._directory.journal, self._flow_run, digest, back, why)
 
-    def is_due(self, step: int, last: int) -> bool:
+    def is_due(self, step: int, *, last: bool) -> bool:
         """Whether a checkpoint belongs after this step: every few, and after the last, so that the run can be made longer."""
         every = self._config.checkpoint.every_steps
-        return every is not None and (step % every == 0 or step == last)
+        return every is not None and (last or step % every == 0)
 
     # ---- writing ----
 
@@ -90,13 +90,12 @@ class Saving:
         """
         self.wait()
         config, step = self._config, state.step
-        if with_reference and not any(not name.startswith(_JOURNAL) for name in self._shared):
+        if with_reference and not any(not name.startswith(JOURNAL) for name in self._shared):
             self._keep_reference(namespace)
         draft = self.store.draft(step)
-        cut = checkpoint(namespace, step, draft.directory, config.flow == "grpo", self._journal_since, config.checkpoint.timeout_s)
+        cut = checkpoint(namespace, step, draft.directory, quoted(self.store), self._journal_since, config.checkpoint.timeout_s)
+        self._shared |= cut.journal
         if cut.line is not None:
-            name = f"{_JOURNAL}{self._journal_since:09d}-{cut.line[1][:8]}.jsonl"
-            self._shared |= self.store.keep_file(name, cut.segment)
             self._journal_since = cut.line[0] + 1
         run = draft.directory / "run"
         run.mkdir()
@@ -173,7 +172,7 @@ class Saving:
     def restore_lines(self, root: Path | None) -> None:
         """The run's own files are what they were at the checkpoint; without one, they are gone."""
         if root is not None and self.goes_on_from is not None and not self._directory.journal.exists():
-            segments = sorted(name for name in self.goes_on_from.shared if name.startswith(_JOURNAL))
+            segments = sorted(name for name in self.goes_on_from.shared if name.startswith(JOURNAL))
             self._directory.journal.write_bytes(b"".join((root / name).read_bytes() for name in segments))
         for name in _LINES:
             target = self._directory.root / name
@@ -194,10 +193,11 @@ class Saving:
         manifest = self.goes_on_from
         assert manifest is not None
         found = self._read_state(root / manifest.folder / _STATE, state)
-        weights = [name for name in manifest.shared if not name.startswith(_JOURNAL)]
+        weights = [name for name in manifest.shared if not name.startswith(JOURNAL)]
         reference = root / Path(weights[0]).parent if weights else None
-        restore(namespace, root / manifest.folder, reference, optimizer, self._config.flow == "grpo", self._config.checkpoint.timeout_s)
-        self._journal_since = manifest.journal[0] + 1 if manifest.journal else 0
+        restore(namespace, root / manifest.folder, reference, optimizer, self._config.checkpoint.timeout_s)
+        if manifest.journal:
+            self._journal_since = manifest.journal[0] + 1
         if self._source.url == self.store.url:
             self._shared = dict(manifest.shared)
             self.store.withdraw_after(manifest.step)

@@ -131,7 +131,7 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         """Go on where the newest checkpoint was taken. False: there is none, and the run begins."""
         manifest = self.saving.goes_on_from
         if manifest is None or self._root is None:
-            self.first_step = 1
+            self.first_step, self._tokens, self._steps_done = 1, 0.0, 0
             return False
         with self.progress.phase(f"going on after step {manifest.step}"), self.time("restore"):
             state = self.saving.restore(self.namespace, self._root, self._optimizer, self.state_type)
@@ -144,13 +144,26 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
 
     # ---- steps ----
 
-    def steps_left(self) -> range:
+    def steps_left(self) -> Iterator[int]:
         """The steps to do."""
-        return range(self.first_step, self.steps + 1)
+        for step in range(self.first_step, self.steps + 1):
+            if self.is_last(step - 1):
+                return
+            yield step
+
+    def is_last(self, step: int) -> bool:
+        """Whether the training ends with this step, which is done."""
+        return step == self.steps
+
+    @contextmanager
+    def ending_between_steps(self) -> Iterator[None]:
+        """A first SIGTERM or Ctrl-C inside the block lets the present step end."""
+        with self._stopping.at_step_ends():
+            yield
 
     def save_now_and_then(self, step: int) -> None:
-        """A checkpoint when one is due, and when somebody asked the run to end; then it ends."""
-        if not (self.saving.is_due(step, self.steps) or self._stopping.asked):
+        """A checkpoint when one is due, after the last step, and when somebody asked the run to end; then it ends."""
+        if not (self.saving.is_due(step, last=self.is_last(step)) or self._stopping.asked):
             return
         self.save(step)
         if self._stopping.asked:
@@ -180,13 +193,18 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         export_hf(self.namespace, str(path), self.config.deadlines.policy_stage)
 
     def _write_best(self, path: Path) -> None:
+        if self._load_best():
+            export_hf(self.namespace, str(path), self.config.deadlines.policy_stage)
+
+    def _load_best(self) -> bool:
+        """The weights become those of the best checkpoint. False: they are, or none was validated."""
         best = self.saving.best() if self.config.checkpoint.keep_best else None
         if best is None or best.score == self._score(self._steps_done):
-            return
+            return False
         with self.saving.fetched(best) as root:
             load_weights(self.namespace, root / best.folder, self._optimizer, self.config.checkpoint.timeout_s)
-        export_hf(self.namespace, str(path), self.config.deadlines.policy_stage)
-        self.progress.note(f"{path.name}: the weights after step {best.step}, the best validation")
+        self.progress.note(f"exported: also the weights after step {best.step}, the best validation")
+        return True
 
     def say(self, line: str) -> None:
         """A warning, into the flow's log and to the terminal."""

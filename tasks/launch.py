@@ -166,9 +166,10 @@ def launch(
 
 
 @task(name="launch", task_run_name="launch-actors", **STAGE)
-def launch_sft(config: SftConfig, model_path: str, namespace: str, data: SupervisedData) -> RunActors:
-    """Start every actor of an `sft` run at once, and wait until all can work. Raises: as `launch`."""
-    with _starting(namespace, config) as start:
+def launch_sft(config: SftConfig, model_path: str, namespace: str, data: SupervisedData, before: RunActors | None = None) -> RunActors:
+    """Start every actor of an `sft` run at once, and wait until all can work. Raises, and `before`: as `launch`."""
+    standing = keep_standing(namespace, _handles.get(namespace, {}), before) if before else {}
+    with _starting(namespace, config, standing) as start:
         address = start.data_plane()
         options = _computing(config.policy.parallel.world_size)
         start.policy(model_path, config.policy.optimizer.over(data.steps(config)), 1.0, data.longest, options, RefitPlan())
