@@ -160,10 +160,7 @@ class Saving:
 
     def best(self) -> Manifest | None:
         """The checkpoint with the highest score; None: none has one."""
-        scored = [
-            (manifest.score, -manifest.step, manifest) for manifest in map(self.store.at, self.store.steps()) if manifest.score is not None
-        ]
-        return max(scored, key=lambda one: one[:2])[2] if scored else None
+        return best_of(self.store)
 
     def fetched(self, manifest: Manifest) -> AbstractContextManager[Path]:
         """The policy of one of the run's checkpoints."""
@@ -212,6 +209,12 @@ class Saving:
             return state.model_validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
             raise CheckpointError(f"{path}: not the state of such a run: {str(error).splitlines()[0]}") from None
+
+
+def best_of(store: CheckpointStore) -> Manifest | None:
+    """The checkpoint with the highest score, of equal ones the earliest; None: none has one."""
+    scored = [manifest for step in store.steps() if (manifest := store.at(step)).score is not None]
+    return max(scored, key=lambda one: (one.score, -one.step), default=None)
 
 
 def _digest(directory: Path) -> str:

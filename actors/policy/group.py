@@ -136,7 +136,7 @@ class PolicyGroup:
         plan = self._plan(meta)
         with self._in_turn(turn):
             started = time.monotonic()
-            metrics = self._run("logprob", plan, column, reference)
+            metrics = self._run("logprob", plan, column, reference, apart=True)
             return {"logprob_s": time.monotonic() - started} | {name: metrics[name] for name in metrics if name.startswith(_MEMORY)}
 
     def evaluate(self, meta: KVBatchMeta) -> dict[str, float]:
@@ -271,8 +271,9 @@ class PolicyGroup:
         updates = zip(*self._execute(requests, stages=len(plans)), strict=True)
         return [_of_all(list(ranks)) | {"padding_waste": 1 - plan.token_efficiency} for ranks, plan in zip(updates, plans, strict=True)]
 
-    def _run(self, method: str, plan: BatchPlan, *arguments: Any) -> dict[str, float]:
-        return _of_all([rank or {} for rank in self._execute([Request(method, (shard, *arguments)) for shard in plan.shards])])
+    def _run(self, method: str, plan: BatchPlan, *arguments: Any, apart: bool = False) -> dict[str, float]:
+        requests = [Request(method, (shard, *arguments), apart) for shard in plan.shards]
+        return _of_all([rank or {} for rank in self._execute(requests)])
 
     def _execute(self, requests: list[Request], stages: int = 1) -> list[Any]:
         with self._lock:

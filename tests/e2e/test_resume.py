@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -13,16 +16,20 @@ from typing import Any
 
 import pytest
 import ray
+import torch
+from safetensors.torch import load_file
 
 from actors.checkpoints.store import CheckpointStore
 from actors.rollout.audit import audit
 from actors.rollout.journal import parse
+from configs import settings
 from configs.base import ConfigError
 from flows.fork import fork
 from flows.grpo import grpo
 from flows.grpo_session import GrpoStep
 from tasks.reporting.jsonl import read_lines
 from tasks.reporting.summary import Summary
+from tests.conftest import ROOT
 from tests.e2e.commands import start_command
 from tests.e2e.conftest import SHORT, Run
 from tests.patience import WAIT_S
@@ -137,6 +144,14 @@ def test_ctrl_c_saves_the_step_and_the_run_goes_on_in_its_directory(
     assert Summary.read(directory / "summary.json").status == "cancelled"
     assert (directory / "hf" / "model.safetensors").is_file()
     assert CheckpointStore(str(directory / "checkpoints"), tmp_path).steps() == [2]
+    exported = subprocess.run(
+        [sys.executable, "-m", "flows.export", str(directory), "--to", str(tmp_path / "exported")],
+        cwd=ROOT, env=settings.child_environment(TESTS_ZYGOTE=""), capture_output=True, text=True, timeout=WAIT_S,
+    )  # fmt: skip
+    assert "the weights after step 2" in exported.stdout, exported.stderr
+    ours, theirs = (load_file(path / "model.safetensors") for path in (tmp_path / "exported", directory / "hf"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours.keys() | theirs.keys())
+    shutil.rmtree(tmp_path / "exported")
     with pytest.raises(ConfigError, match=r"other settings.*seed: 0 -> 1"):
         grpo(recipe="arithmetic-cpu", overrides=[f"output_dir={tmp_path}", *SHORT, f"resume={directory}", "seed=1"])
 
