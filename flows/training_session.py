@@ -108,6 +108,7 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         origin = origin_of(self.config, self.flow_run, scratch)
         directory = origin.directory if origin and origin.directory else super()._choose_directory()
         self.saving = Saving(self.config, directory, self.flow_run, origin)
+        self.saving.store.probe()
         url = self.saving.store.url
         lease = Lease(Folder(f"{url}/lease", "checkpoint.url"), f"flow run {self.flow_run} trains into", _LEASE_S, again=True)
         self._stack.enter_context(lease.held(wait_s=_LEASE_S + 5))  # a run that was killed holds it for a little longer

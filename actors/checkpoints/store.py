@@ -18,6 +18,7 @@ from pathlib import Path
 from actors.checkpoints.errors import CheckpointError
 from actors.checkpoints.manifest import Manifest, kept, manifest_name, step_of
 from actors.storage import Content, DamagedError, Folder
+from configs.base import ConfigError
 from configs.checkpoint import CheckpointConfig
 
 _DATA, _SHARED = "data", "reference"
@@ -54,6 +55,21 @@ class CheckpointStore:
     def url(self) -> str:
         """Of the folder."""
         return self._folder.url
+
+    def probe(self) -> None:
+        """See that the store takes writes, and does not let a second writer have a name that is taken.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        name = f"probe-{uuid.uuid4().hex}"
+        first, second = (self._folder.create(name, content) for content in (b"first", b"second"))
+        self._folder.remove(name)
+        if not first or second:
+            raise ConfigError(
+                f"checkpoint.url: {self.url} ignores conditional writes (a name that was taken was written again): two runs could "
+                "overwrite each other. Take another store"
+            )
 
     # ---- writing ----
 
