@@ -14,6 +14,7 @@ GRACE_S = 10.0  # an outer wait beyond its inner ones
 DATA_PLANE_GRACE_S = 15.0  # past all deadlines of a request, which it keeps itself; beyond this the loop's thread must be stuck
 SCORING_START_S = 260.0  # a scoring process imports its verifiers, and constructs a user's: actors/environments/scoring/pool.py
 LEDGER_CALL_S = 60.0  # for an answer of the ledger, beyond what it was asked to wait
+ENGINE_HEALTH_S = 30.0  # for an engine's health, whatever it does: a thread of its own answers, but machines are shared
 _WARM_UP_CALLS = 8  # stages times passes, at most
 _WEIGHT_EXPORTS = 2
 
@@ -44,7 +45,7 @@ class Deadlines:
     @property
     def restart(self) -> float:
         """An engine pool's wait for an engine whose process was lost: another one starts, and vLLM in it."""
-        return self.engine_call + GRACE_S
+        return self.engine_call + ENGINE_HEALTH_S + GRACE_S
 
     @property
     def engine_return(self) -> float:
@@ -89,7 +90,8 @@ class Deadlines:
     @property
     def refit(self) -> float:
         """The policy group's longest refit: it waits for an engine; the workers export, the engines load; and once more, if they died."""
-        return 2 * (self.restart + _WEIGHT_EXPORTS * self.policy + self.engines * (self.policy + self.engine_call))
+        once = _WEIGHT_EXPORTS * self.policy + self.engines * (self.policy + self.engine_call)
+        return 2 * (self.restart + once + ENGINE_HEALTH_S)
 
     @property
     def policy_stage(self) -> float:

@@ -18,8 +18,8 @@ import ray
 from actors.generation.fleet import Fleet, Verdict
 from actors.generation.types import EngineHealth, EngineNotReadyError
 from actors.waiting import ActorGoneError, ActorTimeoutError, ActorUnreachableError, outcomes
+from configs.deadlines import ENGINE_HEALTH_S
 
-ANSWER_S = 15.0  # for an engine's health, whatever it does: its thread does nothing else
 _COMING_S = 1.0  # for that of an engine whose process may be starting, while others wait
 _ASK_AGAIN_S = 5.0  # after a refit that failed
 _NO_ANSWER = "health: no answer within {:.0f} s"
@@ -58,9 +58,9 @@ class Supervisor:
             self._take(ref, self._questions.pop(ref)[0])
         now = time.monotonic()
         for ref, (name, since) in list(self._questions.items()):
-            if now - since > ANSWER_S:
+            if now - since > ENGINE_HEALTH_S:
                 del self._questions[ref]
-                self._no_answer(name, ActorTimeoutError(_NO_ANSWER.format(ANSWER_S)))
+                self._no_answer(name, ActorTimeoutError(_NO_ANSWER.format(ENGINE_HEALTH_S)))
         asked = {name for name, _ in self._questions.values()}
         for name in set(self.fleet.due()) - asked:
             self._ask(name)
@@ -80,7 +80,7 @@ class Supervisor:
                 except ActorGoneError as error:
                     self.lost(name, str(error), error)
         ready: dict[str, str] = {}
-        for refs, timeout_s in ((up, ANSWER_S), (coming, _COMING_S)):
+        for refs, timeout_s in ((up, ENGINE_HEALTH_S), (coming, _COMING_S)):
             for name, health, failure in outcomes(refs, what="health", timeout_s=timeout_s):
                 if failure is None:
                     self._report(name, health)
@@ -99,7 +99,7 @@ class Supervisor:
             self._no_answer(name, error)
 
     def _take(self, ref: Any, name: str) -> None:
-        for _, health, error in outcomes({name: ref}, what="health", timeout_s=ANSWER_S):
+        for _, health, error in outcomes({name: ref}, what="health", timeout_s=ENGINE_HEALTH_S):
             if error is not None:
                 self._no_answer(name, error)
             else:
@@ -126,7 +126,7 @@ class Supervisor:
         if self._refitting is not None:
             if not ray.wait([self._refitting], timeout=0)[0]:
                 return
-            for _, _, error in outcomes({"policy": self._refitting}, what="refit of restarted engines", timeout_s=ANSWER_S):
+            for _, _, error in outcomes({"policy": self._refitting}, what="refit of restarted engines", timeout_s=ENGINE_HEALTH_S):
                 if error is not None:
                     self._next_refit = now + _ASK_AGAIN_S
                     self.log.append(f"no weights for {', '.join(self.fleet.stale)}: {error}")

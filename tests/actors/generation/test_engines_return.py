@@ -27,7 +27,7 @@ OPTIONS = UpdateOptions(recover=True)
 @pytest.fixture
 def engines(ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engines]:
     monkeypatch.setattr(pool_module, "GRACE_S", 1.0)
-    monkeypatch.setattr(supervision, "ANSWER_S", 3.0)
+    monkeypatch.setattr(supervision, "ENGINE_HEALTH_S", 3.0)
     made = Engines(tmp_path)
     yield made
     made.end()
