@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from configs.continuity import flat
 from tasks.reporting.metrics import Row, by_step, series
 from tasks.reporting.text import number
 
@@ -98,7 +99,7 @@ def markdown(comparison: Comparison) -> str:
 
 def changed_settings(parent: Mapping[str, Any], child: Mapping[str, Any]) -> tuple[str, ...]:
     """`field: before -> now` of each setting that differs, but for where runs and checkpoints are."""
-    before, now = _flat(parent), _flat(child)
+    before, now = flat(parent), flat(child)
     names = dict.fromkeys((*before, *now))
     differing = [name for name in names if before.get(name) != now.get(name) and name not in ("resume", "output_dir", "checkpoint.url")]
     return tuple(f"{name}: {before.get(name, 'unset')} -> {now.get(name, 'unset')}" for name in differing)
@@ -125,13 +126,3 @@ def _variance_of_mean(values: Sequence[float]) -> float:
         covariance = math.fsum(a * b for a, b in zip(centred[lag:], centred, strict=False)) / count
         total += 2 * (1 - lag / (lags + 1)) * covariance
     return max(total, 0.0) / (count - 1)
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, inner in value.items():
-        if isinstance(inner, Mapping) and inner:
-            found |= _flat(inner, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = inner
-    return found
