@@ -1,11 +1,11 @@
-# make run | make sft | make up | make down | make doctor | make test | make check | make gpu-check | make setup | make lock | make clean
+# make run | make sft | make up | make down | make doctor | make test | make chaos | make check | make gpu-check | make setup | make lock | make clean
 # Everything lives in .venv; a second `make` installs nothing.
 PY := .venv/bin/python
 REQUIREMENTS := requirements/cpu.txt
 INSTALLED = .venv/.installed-$(basename $(notdir $(REQUIREMENTS)))
 ARGS ?=
 
-.PHONY: run sft up down doctor test check setup lock clean gpu-check
+.PHONY: run sft up down doctor test chaos check setup lock clean gpu-check
 .DEFAULT_GOAL := run
 
 run: RECIPE ?= arithmetic-cpu
@@ -27,6 +27,9 @@ doctor: setup  ## what is found, what is missing, and the command that fixes it
 
 test: setup  ## the whole suite, in two processes (tests/conftest.py says what stays together)
 	@$(PY) -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
+
+chaos: setup  ## kill parts of running runs at random: nothing may be lost (at most 45 minutes; ARGS="--kills 10 --mode sync")
+	@$(PY) -m tests.chaos $(ARGS)
 
 gpu-check:  ## tests and benchmarks on a machine with GPUs and the `gpu` extra (PY=python3 when it is installed elsewhere, ARGS="JOB ...")
 	@$(PY) -m benchmarks.gpu_check $(ARGS)

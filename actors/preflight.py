@@ -27,7 +27,7 @@ from configs.evaluate import EvaluateConfig
 from configs.run import BaseRunConfig, RunConfig
 from configs.sft import SftConfig
 
-_PROBED_PROMPTS = 512  # of each split; a generated task cannot be checked to its end
+PROBED_PROMPTS = 512  # of each split; a generated task cannot be checked to its end
 _CHECKED_ROWS = 20_000  # of each split of a data set: some seconds; longer ones are dealt with when they are drawn
 _TOKENIZER_TEXTS = 2000
 _CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # vLLM 0.26: CPUAttentionBackend.get_supported_head_sizes
@@ -62,17 +62,17 @@ def check(config: RunConfig, model_path: str) -> None:
     registry.build(config.policy.loss.objective, config.policy)
     advantages.find(config.policy.loss.advantages)
     shape = check_model_dir(model_path)
-    check_head_size(shape)
+    _check_head_size(shape)
     check_layout(config.policy.parallel, shape)
     check_memory(config, memory_plan.ModelShape.of(shape))
     source, context = config.environment, int(shape.max_position_embeddings)
     encoder = load_encoder(model_path, shape, source.system_prompt, source.chat_template_kwargs)
     environment = build(source, config.seed)
     PromptStream(environment, config.seed, curriculum=source.curriculum)  # it refuses levels that are not there
-    room = room_for_prompts(config, context)
+    room = _room_for_prompts(config, context)
     problems = _asked(environment, encoder, source, room, context if config.warm_start.steps else None)
-    check_answers(config, source, problems)
-    check_sets(config, model_path, shape, room)
+    _check_answers(config, source, problems)
+    _check_sets(config, model_path, shape, room)
 
 
 def check_evaluation(config: EvaluateConfig) -> int:
@@ -90,15 +90,15 @@ def check_evaluation(config: EvaluateConfig) -> int:
     for name, path in config.models.items():
         try:
             shape = check_model_dir(path)
-            check_head_size(shape)
+            _check_head_size(shape)
             encoder = load_encoder(path, shape, source.system_prompt, source.chat_template_kwargs)
-            room = room_for_prompts(config, int(shape.max_position_embeddings))
+            room = _room_for_prompts(config, int(shape.max_position_embeddings))
         except ConfigError as error:
             raise ConfigError(str(error).replace("model.path:", f"{name}:")) from None
         for problem in problems:
             fit(problem, encoder.prompt(problem), room, source.on_too_long)
-        check_sets(config, path, shape, room)
-    check_answers(config, source, problems[: _checked(source, environment, "validation")])
+        _check_sets(config, path, shape, room)
+    _check_answers(config, source, problems[: _checked(source, environment, "validation")])
     return len(problems)
 
 
@@ -108,12 +108,8 @@ def longest_sample(config: RunConfig, model_path: str) -> int:
     return min(context, config.generation.max_model_len or context)
 
 
-def check_head_size(shape: Any) -> None:
-    """vLLM has a kernel for the model's attention heads.
-
-    Raises:
-        ConfigError: it has none.
-    """
+def _check_head_size(shape: Any) -> None:
+    """vLLM has a kernel for the model's attention heads."""
     size = head_dim(shape)
     if not torch.cuda.is_available() and size not in _CPU_HEAD_SIZES:
         raise ConfigError(
@@ -160,42 +156,32 @@ def check_memory(config: BaseRunConfig, shape: memory_plan.ModelShape) -> None:
     worker, engine = planned["policy worker"], planned.get("engine")
     advice = "take fewer tokens per micro-batch (policy.batching), or more GPUs (policy.parallel)"
     memory_plan.check_fits(worker, capacity, "policy: a worker", advice)
-    if engine is not None:
-        advice = "lower generation.kv_cache_gib, or raise generation.tensor_parallel_size"
-        memory_plan.check_fits(engine, capacity, "generation: an engine", advice)
-    if engine is not None and isinstance(config, RunConfig) and torch.cuda.device_count() == 1:
+    if engine is None or not isinstance(config, RunConfig):
+        return
+    advice = "lower generation.kv_cache_gib, or raise generation.tensor_parallel_size"
+    memory_plan.check_fits(engine, capacity, "generation: an engine", advice)
+    if torch.cuda.device_count() == 1:
         both = {f"worker's {name}": size for name, size in worker.items() if name not in ("activations", "logits")}  # between its passes
         both |= {f"engines' {name}": size * config.generation.num_engines for name, size in engine.items()}
         advice = "lower generation.kv_cache_gib or generation.num_engines, or take a second GPU"
         memory_plan.check_fits(both, capacity, "policy and generation on one GPU", advice)
 
 
-def check_answers(config: RunConfig | EvaluateConfig, source: EnvironmentConfig, problems: Sequence[Problem]) -> None:
-    """Every answer of the data counts as right by its own reward.
-
-    Raises:
-        ConfigError: some do not; names the first of them.
-    """
+def _check_answers(config: RunConfig | EvaluateConfig, source: EnvironmentConfig, problems: Sequence[Problem]) -> None:
+    """Every answer of the data counts as right by its own reward."""
     # A generator with its own verifier holds no answers that a person could have got wrong.
     if config.rewards or source.kind != "reasoning_gym" or source.sources:
         check_golds(problems, config.paid, config.scoring, source, config.seed)
 
 
-def check_sets(config: RunConfig | EvaluateConfig, model_path: str, shape: Any, room: int) -> None:
-    """The further validation sets can be asked of the model, and their answers count as right.
-
-    Args:
-        shape: the model's configuration. room: most tokens of a prompt.
-
-    Raises:
-        ConfigError: names the set, and what to change.
-    """
+def _check_sets(config: RunConfig | EvaluateConfig, model_path: str, shape: Any, room: int) -> None:
+    """The further validation sets can be asked of the model, and their answers count as right."""
     for name, source in config.validation.sets.items():
         try:
             environment = build(source, config.seed)
             encoder = load_encoder(model_path, shape, source.system_prompt, source.chat_template_kwargs)
             problems = _asked(environment, encoder, source, room, splits=("validation",))
-            check_answers(config, source, problems)
+            _check_answers(config, source, problems)
         except ConfigError as error:
             raise ConfigError(f"validation.sets.{name}: {error}") from None
 
@@ -234,7 +220,7 @@ def _checked(source: EnvironmentConfig, environment: Environment, split: Split) 
     """How many problems of the split are looked at."""
     if split == "train" and isinstance(environment, StreamedProblems):
         return 0
-    return min(_CHECKED_ROWS if "dataset" in source.kinds else _PROBED_PROMPTS, environment.size(split))
+    return min(_CHECKED_ROWS if "dataset" in source.kinds else PROBED_PROMPTS, environment.size(split))
 
 
 def load_encoder(
@@ -264,12 +250,8 @@ def load_encoder(
     return encoder
 
 
-def room_for_prompts(config: RunConfig | EvaluateConfig, context: int) -> int:
-    """Most tokens that a prompt may have beside a response. `context` is the model's.
-
-    Raises:
-        ConfigError: there is no room.
-    """
+def _room_for_prompts(config: RunConfig | EvaluateConfig, context: int) -> int:
+    """Most tokens that a prompt may have beside a response. `context` is the model's."""
     limit, room = config.generation.max_model_len or context, config.prompt_room(context)
     if limit > context:
         raise ConfigError(f"generation.max_model_len: {limit} is above the model's context of {context} tokens")

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from actors.environments import Split
 from actors.models.hf import check_layout, check_model_dir
 from actors.models.memory_plan import ModelShape
-from actors.preflight import check_memory, load_encoder
+from actors.preflight import PROBED_PROMPTS, check_memory, load_encoder
 from actors.rollout.examples import build_problems
 from actors.rollout.prompts import Problems, PromptEncoder
 from actors.rollout.supervised import SampleReader, SampleTooLongError
 from configs.base import ConfigError
 from configs.sft import SftConfig
 
-_PROBED = 512  # of each split of an environment, which cannot be checked to its end
 _SPLITS: tuple[Split, ...] = ("train", "validation")
 PART = 50_000  # samples that are measured together: about 10 s
 
@@ -81,7 +80,7 @@ class Lengths:
 def sample_parts(config: SftConfig, problems: Problems) -> Iterator[Part]:
     """All samples of files and the first ones of an environment, at most `PART` at a time."""
     for split in _SPLITS:
-        size = problems.size(split) if config.data.environment is None else min(problems.size(split), _PROBED)
+        size = problems.size(split) if config.data.environment is None else min(problems.size(split), PROBED_PROMPTS)
         for start in range(0, size, PART):
             rows = [problems.problem(split, index) for index in range(start, min(size, start + PART))]
             yield Part(split, pickle.dumps(rows))

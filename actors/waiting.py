@@ -20,6 +20,10 @@ class ActorTimeoutError(TimeoutError):
     """An actor did not answer before the deadline. The message names it and what it was doing."""
 
 
+class ActorUnreachableError(ActorTimeoutError):
+    """Ray has lost contact with an actor: its process has ended, and Ray may start it again."""
+
+
 def find(name: str, namespace: str) -> Any:
     """The handle of a named actor.
 
@@ -93,8 +97,8 @@ def _value(ref: Any, who: str, what: str) -> Any:
         return ray.get(ref, timeout=10)
     except RayTaskError as error:
         raise cause(error) from error
-    except ActorUnavailableError as error:  # alive, as far as Ray knows, but out of reach
-        raise ActorTimeoutError(f"{what}: {who} cannot be reached ({_reason(error)})") from error
+    except ActorUnavailableError as error:
+        raise ActorUnreachableError(f"{what}: {who} cannot be reached ({_reason(error)})") from error
     except RayActorError as error:
         raise ActorGoneError(f"{what}: {who} died ({_reason(error)})") from error
     except GetTimeoutError as error:

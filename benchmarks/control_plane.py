@@ -69,6 +69,7 @@ def deploy_and_run(output: Path) -> Path:
         f"validate_every={steps}",
         "warm_start.steps=0",
         "warm_start.stop_at_accuracy=null",
+        "checkpoint.every_steps=null",  # the stand-in policy has no state
         f"output_dir={output}",
     ]
     with get_client(sync_client=True) as client:

@@ -18,8 +18,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from actors import names
 from actors.preflight import prepare_model
-from actors.rollout.ledger import Claim
 from actors.rollout.ledger_actor import ClaimReply
+from actors.rollout.ledger_types import Claim
 from actors.waiting import find, wait
 from benchmarks import train_step
 from configs import settings

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-
-from configs.names import did_you_mean
 
 
 class ConfigError(ValueError):
@@ -18,6 +18,12 @@ class StrictModel(BaseModel):
 
     # An input may be a secret that was written where a reference belongs; `explain` decides which are shown.
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True)
+
+
+def did_you_mean(name: str, names: Iterable[str], otherwise: str, cutoff: float = 0.6) -> str:
+    """A question that holds the nearest of the names; `otherwise` when none is as similar as `cutoff` (`difflib.get_close_matches`)."""
+    near = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
+    return f"did you mean {near[0]!r}?" if near else otherwise
 
 
 def explain(error: ValidationError, root: type[BaseModel], source: str) -> ConfigError:

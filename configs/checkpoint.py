@@ -26,5 +26,11 @@ class CheckpointConfig(StrictModel):
 class RecoveryConfig(StrictModel):
     """What dies comes back: the run goes on from its newest checkpoint."""
 
+    reruns: NonNegativeInt = Field(5, description="How often a flow run whose process died may be started again.")
     restarts: NonNegativeInt = Field(3, description="Losses in a row, without a new checkpoint between them, that a run survives.")
+
+
+class EngineRecoveryConfig(RecoveryConfig):
+    """And engines, which come back while the run goes on."""
+
     engine_restarts: NonNegativeInt = Field(10, description="async: how often an engine may come back.")  # ray: max_restarts

@@ -21,7 +21,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     Args:
         before, now: configurations, as `model_dump(mode="json")` gives them.
     """
-    flat_before, flat_now = _flat(before), _flat(now)
+    flat_before, flat_now = flat(before), flat(now)
     names = [name for name in dict.fromkeys((*flat_before, *flat_now)) if _is_kept(name)]
     return [
         f"{name}: {flat_before.get(name, 'unset')} -> {flat_now.get(name, 'unset')}"
@@ -34,11 +34,12 @@ def _is_kept(name: str) -> bool:
     return any(name == kept or name.startswith(f"{kept}.") for kept in _KEPT)
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values by dotted field; what is unset is left out."""
     found: dict[str, Any] = {}
     for name, inner in value.items():
         if isinstance(inner, Mapping) and inner:
-            found |= _flat(inner, f"{prefix}{name}.")
-        elif inner is not None:  # unset and absent are the same
+            found |= flat(inner, f"{prefix}{name}.")
+        elif inner is not None:
             found[f"{prefix}{name}"] = inner
     return found

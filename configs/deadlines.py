@@ -14,6 +14,7 @@ GRACE_S = 10.0  # an outer wait beyond its inner ones
 DATA_PLANE_GRACE_S = 15.0  # past all deadlines of a request, which it keeps itself; beyond this the loop's thread must be stuck
 SCORING_START_S = 260.0  # a scoring process imports its verifiers, and constructs a user's: actors/environments/scoring/pool.py
 LEDGER_CALL_S = 60.0  # for an answer of the ledger, beyond what it was asked to wait
+ENGINE_HEALTH_S = 30.0  # for an engine's health, whatever it does: a thread of its own answers, but machines are shared
 _WARM_UP_CALLS = 8  # stages times passes, at most
 _WEIGHT_EXPORTS = 2
 
@@ -42,6 +43,16 @@ class Deadlines:
         return self.generation + GRACE_S
 
     @property
+    def restart(self) -> float:
+        """An engine pool's wait for an engine whose process was lost: another one starts, and vLLM in it."""
+        return self.engine_call + ENGINE_HEALTH_S + GRACE_S
+
+    @property
+    def engine_return(self) -> float:
+        """An engine pool's wait while no engine serves: one starts again, and the policy gives it weights after what it is doing."""
+        return self.restart + 2 * self.policy_stage
+
+    @property
     def score(self) -> float:
         """The collector's wait for verdicts on what was sent together."""
         return self.scoring + 2 * GRACE_S
@@ -63,8 +74,8 @@ class Deadlines:
 
     @property
     def validation(self) -> float:
-        """The flow's wait for a validation set; where engines may die, it begins again with those that are left."""
-        return self.engines * self.engine_call + self.score + GRACE_S
+        """The flow's wait for a validation set; where engines may die, it begins again with those that are left, or that came back."""
+        return self.engines * self.engine_call + self.engine_return + self.score + GRACE_S
 
     @property
     def workers(self) -> float:
@@ -78,8 +89,9 @@ class Deadlines:
 
     @property
     def refit(self) -> float:
-        """The policy group's longest refit: the workers export, the engines load."""
-        return _WEIGHT_EXPORTS * self.policy + self.engines * (self.policy + self.engine_call)
+        """The policy group's longest refit: it waits for an engine; the workers export, the engines load; and once more, if they died."""
+        once = _WEIGHT_EXPORTS * self.policy + self.engines * (self.policy + self.engine_call)
+        return 2 * (self.restart + once + ENGINE_HEALTH_S)
 
     @property
     def policy_stage(self) -> float:

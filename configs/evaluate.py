@@ -9,7 +9,6 @@ from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 from configs.base import StrictModel
 from configs.deadlines import Deadlines
 from configs.environment import EnvironmentConfig
-from configs.rewards import AnyReward, rewards_of
 from configs.rollout import GenerationConfig
 from configs.run import BaseConfig, RayConfig, ScoredConfig
 from configs.validation import OWN_SET
@@ -71,8 +70,3 @@ class EvaluateConfig(BaseConfig, ScoredConfig):
     def sources(self) -> dict[str, EnvironmentConfig]:
         """Validation sets by name, the run's own first."""
         return {OWN_SET: self.source} | self.validation.sets
-
-    @property
-    def paid(self) -> tuple[AnyReward, ...]:
-        """The rewards of this run."""
-        return rewards_of(self.rewards, self.source.kinds)

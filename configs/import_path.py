@@ -7,22 +7,23 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from configs.base import ConfigError
-from configs.names import did_you_mean
+from pydantic import AfterValidator
+
+from configs.base import ConfigError, did_you_mean
 
 IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
-def check_name(value: str, known: Sequence[str], what: str) -> str:
-    """The value itself. For a field's validator; nothing is imported.
+def one_of(known: Sequence[str], what: str) -> AfterValidator:
+    """For the annotation of a field: a known name or an import path, of which nothing is imported; the error has the nearest name."""
 
-    Raises:
-        ValueError: it is none of the known names and no import path; the message has the nearest name.
-    """
-    if value in known or IMPORT_PATH.fullmatch(value):
-        return value
-    hint = did_you_mean(value, known, f"use one of {', '.join(known)}, or package.module:Name")
-    raise ValueError(f"no such {what}; {hint}")
+    def check(value: str) -> str:
+        if value in known or IMPORT_PATH.fullmatch(value):
+            return value
+        hint = did_you_mean(value, known, f"use one of {', '.join(known)}, or package.module:Name")
+        raise ValueError(f"no such {what}; {hint}")
+
+    return AfterValidator(check)
 
 
 def imported(path: str, field: str) -> Any:

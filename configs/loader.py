@@ -9,8 +9,7 @@ from typing import Any, overload
 import yaml
 from pydantic import ValidationError
 
-from configs.base import ConfigError, explain
-from configs.names import did_you_mean
+from configs.base import ConfigError, did_you_mean, explain
 from configs.run import BaseConfig, BaseRunConfig, RunConfig
 
 RECIPES = Path(__file__).parent / "recipes"

@@ -8,17 +8,6 @@ from pydantic import Field, PositiveInt, model_validator
 
 from configs.base import StrictModel
 
-_SHAPE_FIELDS = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "max_position_embeddings",
-    "tie_word_embeddings",
-    "vocab_size",
-)
-
 
 class ModelConfig(StrictModel):
     """`path`, or `gguf`, or the shape of a Qwen3 model with a tokenizer of its own that the run writes (seeded)."""
@@ -38,7 +27,7 @@ class ModelConfig(StrictModel):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        given = [name for name in _SHAPE_FIELDS if name in self.model_fields_set]
+        given = [name for name in type(self).model_fields if name in self.model_fields_set - {"path", "gguf"}]
         if self.path is not None and self.gguf is not None:
             raise ValueError("path and gguf are both set: keep one of them")
         if self.path is not None and given:

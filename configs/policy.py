@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from configs.base import StrictModel
 from configs.batching import BatchingConfig
 from configs.compiled_graph import CompiledGraphConfig
 from configs.cuda_graph import CudaGraphConfig, refuse_old_names
-from configs.import_path import check_name
+from configs.import_path import one_of
 
 OBJECTIVES, ADVANTAGES = ("grpo",), ("group_relative",)  # of rollouts
 _MOST_LENGTHS = 32  # MCore: the lru_cache of RotaryEmbedding.forward
@@ -80,8 +80,10 @@ class OptimizerConfig(StrictModel):
 class LossConfig(StrictModel):
     """What rollouts are trained for: the clipped GRPO objective (DeepSeekMath, arXiv 2402.03300, eq. 3) and its usual variants."""
 
-    objective: str = Field("grpo", description="grpo, or package.module:Class of your own (actors/policy/objectives/base.py).")
-    advantages: str = Field(
+    objective: Annotated[str, one_of(OBJECTIVES, "objective")] = Field(
+        "grpo", description="grpo, or package.module:Class of your own (actors/policy/objectives/base.py)."
+    )
+    advantages: Annotated[str, one_of(ADVANTAGES, "advantage function")] = Field(
         "group_relative", description="group_relative, or package.module:function of your own (actors/policy/objectives/advantages.py)."
     )
     clip_low: PositiveFloat = Field(0.2, description="Ratio is clipped to [1 - clip_low, 1 + clip_high].")
@@ -98,21 +100,6 @@ class LossConfig(StrictModel):
     max_sequence_logprob_error: PositiveFloat | None = Field(
         None, description="Leave a response out whose mean |policy - generation log-probability| is above this; default: none is."
     )
-
-    @field_validator("objective")
-    @classmethod
-    def _known_objective(cls, value: str) -> str:
-        return check_name(value, OBJECTIVES, "objective")
-
-    @field_validator("advantages")
-    @classmethod
-    def _known_advantages(cls, value: str) -> str:
-        return check_name(value, ADVANTAGES, "advantage function")
-
-    @property
-    def corrects_generation(self) -> bool:
-        """Whether the loss reads the generating engine's log-probabilities."""
-        return self.importance_sampling != "none" or self.max_sequence_logprob_error is not None
 
 
 class PolicyConfig(StrictModel):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from configs.base import StrictModel
 from configs.import_path import IMPORT_PATH
-from configs.names import did_you_mean
 from configs.secrets import SecretReference
 
 _NAME = r"[A-Za-z][A-Za-z0-9_]*"
@@ -36,35 +34,34 @@ class BaseReward(StrictModel):
         return value
 
 
-def _compiles(value: str | None) -> str | None:
+def _compiles(value: str) -> str:
     try:
-        re.compile(value or "")
+        re.compile(value)
     except re.error as error:
         raise ValueError(f"no regular expression: {error}") from None
     return value
+
+
+Regex = Annotated[str, AfterValidator(_compiles)]
 
 
 class ExactReward(BaseReward):
     """1 when the response is the answer, but for space around it."""
 
     kind: Literal["exact"] = "exact"
-    pattern: str | None = Field(
+    pattern: Regex | None = Field(
         None, description="Regular expression; its last match (its first group, if it has one) is compared, and no match is wrong."
     )
     ignore_case: bool = False
     ignore: str = Field("", description="Characters that are left out of both before comparing, for example ',$%'.")
-
-    _pattern = field_validator("pattern")(_compiles)
 
 
 class RegexReward(BaseReward):
     """1 when the pattern is found in the response; for formats."""
 
     kind: Literal["regex"] = "regex"
-    pattern: str = Field(description="Regular expression; `(?s)` lets a dot match line ends.")
+    pattern: Regex = Field(description="Regular expression; `(?s)` lets a dot match line ends.")
     full: bool = Field(False, description="The whole response must match.")
-
-    _pattern = field_validator("pattern")(_compiles)
 
 
 class JsonSchemaReward(BaseReward):
@@ -84,9 +81,7 @@ class ReasoningGymReward(BaseReward):
     """What the generator's own verifier gives, in [0, 1]."""
 
     kind: Literal["reasoning_gym"] = "reasoning_gym"
-    answer_pattern: str | None = Field(None, description="Regular expression; its last match is scored, an empty answer if none.")
-
-    _pattern = field_validator("answer_pattern")(_compiles)
+    answer_pattern: Regex | None = Field(None, description="Regular expression; its last match is scored, an empty answer if none.")
 
 
 class LengthReward(BaseReward):
@@ -142,7 +137,7 @@ class JudgeReward(BaseReward):
         "Does the response answer the question correctly? Reply with one number from 0 (wrong) to 10 (right), and nothing else.",
         description="What the judge is asked; {question}, {answer} and {response} are filled in.",
     )
-    pattern: str = Field(
+    pattern: Regex = Field(
         r"(?<![\d./])(?<!/ )-?\d+(?:\.\d+)?",  # of "8/10" the 8
         description="Regular expression; its last match (its first group, if it has one) in the judge's reply is the grade.",
     )
@@ -154,8 +149,6 @@ class JudgeReward(BaseReward):
     concurrency: PositiveInt = Field(16, description="Most requests at once.")
     retries: NonNegativeInt = Field(4, description="After refusals for the rate (429), server errors and lost connections.")
     cache_size: NonNegativeInt = Field(10_000, description="Grades that are kept, so that an equal question is not asked twice.")
-
-    _pattern = field_validator("pattern")(_compiles)
 
     @field_validator("url")
     @classmethod
@@ -178,6 +171,8 @@ AnyReward = Annotated[
     Field(discriminator="kind"),
 ]
 
+# The verifier that belongs to each kind of environment.
+OWN_REWARDS: dict[str, AnyReward] = {"reasoning_gym": ReasoningGymReward(), "dataset": MathReward(), "python": EnvironmentReward()}
 Consequence = Literal["zero", "drop_sample", "drop_group"]
 
 
@@ -211,23 +206,3 @@ class ScoringConfig(StrictModel):
             if not re.fullmatch(r"[A-Za-z_]\w*", name):
                 raise ValueError(f"environment_variables: {name!r} is no name of a variable; values are not written into a recipe")
         return self
-
-
-def rewards_of(rewards: tuple[AnyReward, ...], kinds: Iterable[str]) -> tuple[AnyReward, ...]:
-    """What the recipe lists; where it lists nothing, the verifiers that belong to the kinds of its environment."""
-    own: dict[str, AnyReward] = {"reasoning_gym": ReasoningGymReward(), "dataset": MathReward(), "python": EnvironmentReward()}
-    return rewards or tuple(own[kind] for kind in dict.fromkeys(kinds))
-
-
-def check_labels(rewards: tuple[AnyReward, ...], scoring: ScoringConfig) -> None:
-    """Each reward has a name of its own, and the success is one of them.
-
-    Raises:
-        ValueError: not so.
-    """
-    labels = [reward.label for reward in rewards]
-    if doubled := [label for label in labels if labels.count(label) > 1]:
-        raise ValueError(f"rewards: two are called {doubled[0]!r}: give each a `name` of its own")
-    if scoring.success is not None and scoring.success not in labels:
-        hint = did_you_mean(scoring.success, labels, f"they are {', '.join(labels)}", cutoff=0.4)
-        raise ValueError(f"scoring.success: no reward is called {scoring.success!r}; {hint}")

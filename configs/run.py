@@ -7,13 +7,14 @@ from typing import Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from configs.base import StrictModel
-from configs.checkpoint import CheckpointConfig, RecoveryConfig
+from configs.base import StrictModel, did_you_mean
+from configs.checkpoint import CheckpointConfig, EngineRecoveryConfig, RecoveryConfig
 from configs.deadlines import Deadlines
 from configs.environment import EnvironmentConfig
+from configs.guards import GuardsConfig
 from configs.model import ModelConfig
 from configs.policy import OptimizerConfig, PolicyConfig, WarmStartConfig
-from configs.rewards import AnyReward, LengthReward, ScoringConfig, check_labels, rewards_of
+from configs.rewards import OWN_REWARDS, AnyReward, LengthReward, ScoringConfig
 from configs.rollout import GenerationConfig, RolloutConfig
 from configs.staleness import AsyncConfig
 from configs.validation import ValidationConfig
@@ -53,7 +54,7 @@ class BaseRunConfig(BaseConfig):
     resume: str = Field(
         "auto",
         min_length=1,
-        description="What to go on from: auto (a try of this flow run before, or checkpoint.url), never, or a run directory or URL.",
+        description="Go on from: auto (an earlier try of this flow run, or checkpoint.url), a run directory, a URL, fork:URL, never.",
     )
     checkpoint: CheckpointConfig = CheckpointConfig()
     recovery: RecoveryConfig = RecoveryConfig()
@@ -79,12 +80,22 @@ class ScoredConfig(StrictModel):
 
     @property
     def paid(self) -> tuple[AnyReward, ...]:
-        """The rewards of this run."""
-        return rewards_of(self.rewards, self.environment.kinds)
+        """The rewards of this run: what the recipe lists; where it lists none, the verifiers that belong to its environment."""
+        return self.rewards or tuple(OWN_REWARDS[kind] for kind in self.source.kinds)
+
+    @property
+    def source(self) -> EnvironmentConfig:
+        """Where the problems come from."""
+        return self.environment
 
     @model_validator(mode="after")
     def _rewards_have_names(self) -> Self:
-        check_labels(self.paid, self.scoring)
+        labels, success = [reward.label for reward in self.paid], self.scoring.success
+        if doubled := [label for label in labels if labels.count(label) > 1]:
+            raise ValueError(f"rewards: two are called {doubled[0]!r}: give each a `name` of its own")
+        if success is not None and success not in labels:
+            hint = did_you_mean(success, labels, f"they are {', '.join(labels)}", cutoff=0.4)
+            raise ValueError(f"scoring.success: no reward is called {success!r}; {hint}")
         return self
 
 
@@ -102,6 +113,8 @@ class RunConfig(BaseRunConfig, ScoredConfig):
         "GPUs enough, else colocated, and cpu without any.",
     )
     steps: PositiveInt = 50
+    recovery: EngineRecoveryConfig = EngineRecoveryConfig()
+    guards: GuardsConfig = GuardsConfig()
     rollout: RolloutConfig = RolloutConfig()
     generation: GenerationConfig = GenerationConfig()
     warm_start: WarmStartConfig = WarmStartConfig()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -59,22 +60,25 @@ class SftConfig(BaseRunConfig):
     epochs: PositiveInt | None = Field(None, description="Passes over the training samples; the last batch is filled from the next pass.")
     batch_size: PositiveInt = Field(64, description="Samples of one optimizer step.")
     validation_batch_size: PositiveInt | None = Field(None, description="Held-out samples of one forward pass; default: batch_size.")
-    checkpoint_every: PositiveInt | None = Field(None, description="Steps between checkpoints; default: validate_every.")
-    keep_checkpoints: PositiveInt = Field(2, description="The newest that stay on disk; the best one stays besides.")
     patience: PositiveInt | None = Field(None, description="Stop after this many validations without a lower loss; default: never.")
 
-    @property
-    def checkpoint_steps(self) -> int:
-        """Steps between checkpoints."""
-        return self.checkpoint_every or self.validate_every
+    @model_validator(mode="before")
+    @classmethod
+    def _saved_when_validated(cls, values: Any) -> Any:
+        """`checkpoint.every_steps` is `validate_every`, where a recipe does not say otherwise."""
+        checkpoint = values.get("checkpoint", {}) if isinstance(values, Mapping) else None
+        if not isinstance(checkpoint, Mapping) or "every_steps" in checkpoint:
+            return values
+        every = values.get("validate_every", cls.model_fields["validate_every"].default)
+        return {**values, "checkpoint": {**checkpoint, "every_steps": every}}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("set one of `steps` and `epochs`")
-        if self.checkpoint_steps % self.validate_every:
+        if self.checkpoint.every_steps is not None and self.checkpoint.every_steps % self.validate_every:
             raise ValueError(
-                f"checkpoint_every ({self.checkpoint_steps}) must be a multiple of validate_every ({self.validate_every}): "
+                f"checkpoint.every_steps ({self.checkpoint.every_steps}) must be a multiple of validate_every ({self.validate_every}): "
                 "the best checkpoint is the one with the lowest validation loss"
             )
         dp = self.policy.parallel.data

@@ -6,12 +6,12 @@ sampled its first token; its age at a step is the version that the step trains m
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from configs.base import StrictModel
-from configs.import_path import check_name
+from configs.import_path import one_of
 
 SAMPLERS = ("windowed", "ready_first", "weight_fifo", "in_order")
 
@@ -28,7 +28,9 @@ class AsyncConfig(StrictModel):
     recompute_kv_cache_after_weight_updates: bool = Field(
         False, description="Recompute the frozen requests' KV cache with the new weights."
     )
-    sampler: str = Field("windowed", description="windowed, ready_first, weight_fifo, in_order, or package.module:Class of your own.")
+    sampler: Annotated[str, one_of(SAMPLERS, "sampler")] = Field(
+        "windowed", description="windowed, ready_first, weight_fifo, in_order, or package.module:Class of your own."
+    )
     max_inflight_prompts: PositiveInt | None = Field(None, description="Most groups being generated at once; default: the capacity.")
     buffer_capacity: PositiveInt | None = Field(
         None,
@@ -43,11 +45,6 @@ class AsyncConfig(StrictModel):
     def capacity(self, groups_per_step: int) -> int:
         """Groups that the buffer holds."""
         return self.buffer_capacity or groups_per_step * (self.max_trajectory_age_steps + 1)
-
-    @field_validator("sampler")
-    @classmethod
-    def _known_sampler(cls, value: str) -> str:
-        return check_name(value, SAMPLERS, "sampler")
 
     @model_validator(mode="after")
     def _updates_fit(self) -> Self:

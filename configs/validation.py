@@ -36,16 +36,12 @@ class ValidationConfig(StrictModel):
         return tuple(1 << power for power in range(self.samples_per_prompt.bit_length()))
 
     @model_validator(mode="after")
-    def _there_are_k_samples(self) -> Self:
+    def _fits(self) -> Self:
         if self.ks[-1] > self.samples_per_prompt:
             raise ValueError(
                 f"pass_k: pass@{self.ks[-1]} needs as many answers to a problem, and samples_per_prompt is {self.samples_per_prompt}: "
                 "raise it or lower pass_k"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _names(self) -> Self:
         for name in self.sets:
             if name in _TAKEN:
                 raise ValueError(f"sets: {name!r} names metrics of the run itself: choose another name")

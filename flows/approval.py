@@ -32,14 +32,10 @@ def ask_approval(question: str, config: ApprovalConfig) -> Approval | None:
     try:
         return pause_flow_run(wait_for_input=form, timeout=config.timeout_s, poll_interval=config.poll_s)
     except FlowPauseTimeout:
-        _go_on()
+        # Prefect's server lets a run whose pause has timed out do nothing but fail, and no answer is no failure here.
+        with get_client(sync_client=True) as client:
+            run_id = UUID(str(runtime.flow_run.id))
+            state = client.read_flow_run(run_id).state
+            if state is not None and not (state.is_cancelled() or state.is_cancelling()):
+                client.set_flow_run_state(run_id, Running(), force=True)
         return None
-
-
-def _go_on() -> None:
-    # Prefect's server lets a run whose pause has timed out do nothing but fail, and no answer is no failure here.
-    with get_client(sync_client=True) as client:
-        run_id = UUID(str(runtime.flow_run.id))
-        state = client.read_flow_run(run_id).state
-        if state is not None and not (state.is_cancelled() or state.is_cancelling()):
-            client.set_flow_run_state(run_id, Running(), force=True)

@@ -9,22 +9,26 @@ from pathlib import Path
 from typing import Any
 
 from prefect.futures import PrefectFuture
+from prefect.logging import get_run_logger
 
 from actors.data_plane.meta import KVBatchMeta
-from actors.generation.types import UpdateMode, UpdateOptions
+from actors.generation.types import UpdateOptions
 from actors.preflight import check, prepare_model
 from actors.rollout.samples import Sample, SlowSample, Validation
 from actors.rollout.validation import OWN_SET
 from actors.waiting import ActorGoneError, ActorTimeoutError
 from configs.policy import OptimizerConfig
 from configs.run import RunConfig
+from flows.saving import RunState
 from flows.session import Metrics, Prepared, Step
-from flows.training_session import RunState, TrainingSession
+from flows.training_session import TrainingSession
 from tasks import events
 from tasks.advantage import advantage
+from tasks.audit import audit_run
 from tasks.call import quoted
 from tasks.evaluate import validate
 from tasks.generate import generate, stop_generating
+from tasks.guards import Guards, GuardsState, RollBackError, Trip
 from tasks.handles import RunActors
 from tasks.launch import launch, planned_actors
 from tasks.logprob import POLICY_LOGPROBS, REFERENCE_LOGPROBS, logprob, ref_logprob
@@ -33,8 +37,8 @@ from tasks.reporting.samples import Phase, SamplesWriter
 from tasks.reporting.slowest import SlowestWriter
 from tasks.reporting.summary import SetAccuracy
 from tasks.reporting.text import estimate
-from tasks.rollout import announce, rollout, settle
-from tasks.train import begin_grpo
+from tasks.rollout import announce, close_ledger, rollout, settle
+from tasks.train import begin_grpo, scale_rate
 from tasks.warm_start import begin_warm_start, warm_start
 
 _LAST_WORD_S = 30.0  # for the rollout task to see that generation has ended
@@ -47,7 +51,8 @@ class GrpoStep(Step):
         super().__init__(run, number)
         self._run: GrpoSession = run
         self._config = run.config
-        self.objective = run.config.policy.loss.objective
+        self.objective, self.limits = run.config.policy.loss.objective, run.config.guards.limits
+        self._dropped = ""  # why the step's groups are not trained
         self._uids: tuple[str, ...] = ()  # of the groups that the step has taken
         self._samples: Sequence[Sample] = ()
         self._slowest: Sequence[SlowSample] = ()
@@ -92,7 +97,13 @@ class GrpoStep(Step):
         with self._run.time("advantage") as timer:
             result = advantage(address, self.number, quoted(batch), loss, divides, config.data_plane.timeout_s)
         self.metrics |= result.metrics | {"time/advantage": timer.seconds}
+        self._follow(self._run.guards.before_training(self.number, self.metrics))
         return result.meta
+
+    def submit_train(self, batch: KVBatchMeta) -> None:
+        """Optimizer steps on the batch, when the stages before it are done; none, when a guard has tripped."""
+        if not self._dropped:
+            super().submit_train(batch)
 
     def submit_refit(self) -> None:
         """The new weights into the engines, when training is done."""
@@ -105,7 +116,29 @@ class GrpoStep(Step):
         for stage in ("logprob", "ref_logprob"):
             result = dict(self._wait_for(stage) or {})  # None: skipped
             self.metrics |= result | {f"time/{stage}": result.pop("logprob_s", 0.0)}  # most of it ran beside other stages
+        if self._dropped:
+            self.metrics["tokens"] = 0.0
+            return
         super().wait_for_train()
+        self._follow(self._run.guards.see(self.number, self.metrics))
+
+    def _follow(self, trip: Trip | None) -> None:
+        """Do what a guard wants.
+
+        Raises:
+            RollBackError: it wants the newest checkpoint.
+        """
+        if trip is None:
+            return
+        self._run.say(trip.line)
+        events.guard_tripped(trip.line)
+        if trip.action == "roll_back":
+            raise RollBackError(trip.line)
+        self._dropped = f"guard/{trip.guard}"
+        if trip.action == "lower_rate":
+            rate = self._run.guards.lowered()
+            scale_rate(self._run.namespace, self._config.guards.factor)
+            self._run.say(f"the learning rate is {rate:g} times the configured one from now on")
 
     def wait_for_refit(self) -> None:
         """The engines have the new weights when this returns."""
@@ -127,7 +160,7 @@ class GrpoStep(Step):
         """The groups' rows leave the data plane; groups that were not trained on go back into the ledger."""
         if not self._uids:
             return None
-        return settle.submit(self._run.namespace, self.number, self._uids, self.trained, self._config.deadlines.clear)
+        return settle.submit(self._run.namespace, self.number, self._uids, self.trained, self._dropped, self._config.deadlines.clear)
 
 
 class GrpoState(RunState):
@@ -136,6 +169,7 @@ class GrpoState(RunState):
     logprob_errors: list[float]
     not_scored: dict[str, list[float]]
     validations: dict[int, dict[str, Validation]]
+    guards: GuardsState
 
 
 class GrpoSession(TrainingSession[RunConfig]):
@@ -157,12 +191,9 @@ class GrpoSession(TrainingSession[RunConfig]):
         self._logprob_errors: list[float] = []
         self._not_scored: dict[str, list[float]] = {"timed_out": [], "failed": []}  # fractions of each step's responses
         self._validations: dict[int, dict[str, Validation]] = {}
+        self.guards = Guards(config.guards)
         self.announced_at = 0.0
-        rules = config.asynchronous
-        self.weight_updates = UpdateOptions()
-        if config.mode == "async":
-            mode: UpdateMode = "in_flight" if rules.in_flight_weight_updates else "wait"
-            self.weight_updates = UpdateOptions(mode, rules.recompute_kv_cache_after_weight_updates, recover=True)
+        self.weight_updates = UpdateOptions.of_async(config.asynchronous) if config.mode == "async" else UpdateOptions()
 
     @staticmethod
     def prepare(config: RunConfig, scratch: Path) -> Prepared:
@@ -177,16 +208,32 @@ class GrpoSession(TrainingSession[RunConfig]):
 
     def _launch(self, prepared: Prepared) -> RunActors:
         before = getattr(self, "actors", None)  # of a run that has lost a part
-        return launch(self.config, prepared.model_path, self.namespace, before)
+        return launch(self.config, prepared.model_path, self.namespace, self.saving.opening(self.why_again), before)
+
+    @property
+    def _has_reference(self) -> bool:
+        return self.config.policy.loss.kl_coef > 0
+
+    def _conclude(self) -> None:
+        if not self.directory.journal.exists():
+            return  # the ledger was started without one
+        close_ledger(self.namespace)
+        found = audit_run(str(self.directory.journal))
+        self.progress.note(f"audit: {found.verdict}")
+        if not found.clean:
+            get_run_logger().error("audit: %s", found.verdict)
 
     def _state(self, step: int) -> GrpoState:
         return GrpoState(
             step=step, tokens=self._tokens, seconds=dict(self.seconds),
-            logprob_errors=self._logprob_errors, not_scored=self._not_scored, validations=self._validations,
+            logprob_errors=self._logprob_errors, not_scored=self._not_scored, validations=self._validations, guards=self.guards.state,
         )  # fmt: skip
 
     def _take_over(self, state: GrpoState) -> None:
         self._logprob_errors, self._not_scored, self._validations = state.logprob_errors, state.not_scored, state.validations
+        self.guards.state = state.guards
+        if state.guards.rate != 1:
+            scale_rate(self.namespace, state.guards.rate)
         self.refit("resume")
 
     @property
@@ -217,11 +264,7 @@ class GrpoSession(TrainingSession[RunConfig]):
 
     def begin_grpo(self) -> None:
         """A fresh optimizer; the present weights become the reference when the loss has a KL term."""
-        policy = self.config.policy
-        with_reference = policy.loss.kl_coef > 0
-        begin_grpo(self.namespace, self.config.optimizer, with_reference, self.config.deadlines.policy_stage)
-        if with_reference:
-            self.saving.keep_reference(self.namespace)
+        begin_grpo(self.namespace, self.config.optimizer, self._has_reference, self.config.deadlines.policy_stage)
 
     def validate(self, step: int) -> None:
         """Validation accuracy and reward after `step` steps; the first one is "before"."""
@@ -287,7 +330,7 @@ class GrpoSession(TrainingSession[RunConfig]):
         self.announce_weights()
         going = generate.submit(self.namespace, self.steps * self.config.rollout.prompts_per_step)
         try:
-            with self._stopping.at_step_ends():
+            with self.ending_between_steps():
                 yield
         finally:
             with suppress(ActorGoneError, ActorTimeoutError):  # then the task's own state says so
@@ -308,5 +351,6 @@ class GrpoSession(TrainingSession[RunConfig]):
             "accuracy_before": before.accuracy if before else None,
             "accuracy_after": after.accuracy if after else None,
             "weight_version": self.weight_version,
+            "guards": self.guards.state.tripped,
             "mean_logprob_error": sum(self._logprob_errors) / len(self._logprob_errors) if self._logprob_errors else None,
         }

@@ -111,7 +111,7 @@ class Night:
     def nothing_to_do(self) -> str | None:
         """Why this night needs no training, or None."""
         new, data = self._found.new, self.config.data
-        tried = self._registry.rejected(self._found.number, new.digest, self._config_hash)
+        tried = self._registry.rejected(self._found.number, prompts.digest(new.prompts), self._config_hash)
         return why_skip(len(new.prompts), data.min_prompts, data.url, self._found.number, tried)
 
     def train(self) -> None:
@@ -160,7 +160,7 @@ class Night:
             run_id=self._run_id,
             time=datetime.now(UTC).isoformat(timespec="seconds"),
             prompts=len(self._found.new.prompts),
-            data_hash=self._found.new.digest,
+            data_hash=prompts.digest(self._found.new.prompts),
             config_hash=self._config_hash,
             frozen_hash=prompts.digest(self._found.frozen),
             metric=self.config.promotion.metric,

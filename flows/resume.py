@@ -4,12 +4,13 @@ resume: auto            a try of the same flow run before (Prefect's retry, or a
         RUN directory   its newest checkpoint; the run goes on in that directory
         ../step-N.json  that checkpoint; the run gets a directory of its own unless it is the newest
         URL             the newest checkpoint there
+        fork:WHERE      one of these, of a run with other settings; in a directory of its own
         never           a new run
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -58,12 +59,11 @@ class Origin:
     directory: RunDirectory | None
 
 
-def origin_of(config: BaseRunConfig, flow_run: str, scratch: Path, *, forked: bool = False) -> Origin | None:
+def origin_of(config: BaseRunConfig, flow_run: str, scratch: Path) -> Origin | None:
     """What this run goes on from; None: it is a new one.
 
     Args:
         flow_run: its id. scratch: local directory for files of remote checkpoints.
-        forked: with other settings than the run before, in a directory of its own.
 
     Raises:
         ConfigError: nothing is there to resume, or it was another run (other settings, another flow).
@@ -71,18 +71,19 @@ def origin_of(config: BaseRunConfig, flow_run: str, scratch: Path, *, forked: bo
     """
     if config.resume == "never":
         return None
-    found = (
-        _own_try_before(config, flow_run, scratch)
-        if config.resume == "auto"
-        else _named(config.resume, scratch, config.checkpoint.timeout_s)
-    )
+    # Also of a run that names where it began: a second try of it goes on from its own checkpoints.
+    found = _own_try_before(config, flow_run, scratch)
+    if found is None and config.resume != "auto":
+        found = _named(config.resume.removeprefix("fork:"), scratch, config.checkpoint.timeout_s)
+        if config.resume.startswith("fork:"):
+            found = replace(found, directory=None)
     if found is None:
         return None
     manifest = found.manifest
     if manifest.flow != config.flow:
         raise ConfigError(f"resume: {found.store.url} holds checkpoints of the flow {manifest.flow!r}, this is {config.flow!r}")
-    if forked:
-        return Origin(found.store, manifest, None)
+    if config.resume.startswith("fork:"):
+        return found
     if changed := differences(manifest.config, config.model_dump(mode="json")):
         raise ConfigError(
             f"resume: the run before had other settings ({'; '.join(changed[:5])}): keep them, start a new run (resume=never), "
@@ -98,7 +99,7 @@ def _own_try_before(config: BaseRunConfig, flow_run: str, scratch: Path) -> Orig
             store = CheckpointStore(mark.checkpoints, scratch, config.checkpoint.timeout_s)
             newest = store.newest()
             return Origin(store, newest, RunDirectory(root)) if newest else None
-    if config.checkpoint.url is None:
+    if config.checkpoint.url is None or config.resume != "auto":
         return None
     store = CheckpointStore(config.checkpoint.url, scratch, config.checkpoint.timeout_s)
     newest = store.newest()

@@ -14,20 +14,36 @@ from typing import Any
 
 from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from actors.checkpoints.errors import CheckpointError
 from actors.checkpoints.manifest import Manifest, packages, shape_digest
 from actors.checkpoints.store import CheckpointStore
 from actors.models.hf import tensor_shapes
+from actors.rollout.journal import Opening
+from actors.storage import Content
 from configs.run import BaseRunConfig
 from flows.resume import Origin
 from tasks.call import quoted
-from tasks.checkpoint import POLICY, checkpoint, keep_reference, publish, restore
+from tasks.checkpoint import JOURNAL, POLICY, checkpoint, keep_reference, publish, restore
 from tasks.reporting.run_dir import RunDirectory
 
 _STATE = "run/state.json"
 _LINES = ("metrics.jsonl", "samples.jsonl", "slowest.jsonl")  # files of the run that go on
+
+
+class RunState(BaseModel):
+    """What the flow's process knows of a run at a checkpoint.
+
+    Attributes:
+        step: steps done. tokens: trained on. seconds: per stage.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")  # a loss may be NaN
+
+    step: int
+    tokens: float
+    seconds: dict[str, float]
 
 
 class Saving:
@@ -46,28 +62,41 @@ class Saving:
         self.store = CheckpointStore(config.checkpoint.url or str(directory.checkpoints), scratch, timeout_s)
         self.goes_on_from: Manifest | None = origin.manifest if origin else None
         self._source = origin.store if origin else self.store
-        self._shared: dict[str, Any] = {}
+        self._shared: dict[str, Content] = {}  # reference weights, and the journal up to the last checkpoint
+        self._journal_since = 0 if config.flow == "grpo" else None  # nothing else has a ledger
         self._publishing: PrefectFuture[Manifest] | None = None
 
-    def is_due(self, step: int) -> bool:
-        """Whether a checkpoint belongs after this step."""
+    def opening(self, why: str) -> Opening:
+        """How the run's journal begins, or goes on. Args: why: it goes back, for a person."""
+        digest = hashlib.sha256(self._config.model_dump_json().encode()).hexdigest()
+        back = self.goes_on_from.journal if self.goes_on_from else None
+        return Opening(self._directory.journal, self._flow_run, digest, back, why)
+
+    def is_due(self, step: int, *, last: bool) -> bool:
+        """Whether a checkpoint belongs after this step: every few, and after the last, so that the run can be made longer."""
         every = self._config.checkpoint.every_steps
-        return every is not None and step % every == 0
+        return every is not None and (last or step % every == 0)
 
     # ---- writing ----
 
     def save(
-        self, namespace: str, step: int, weight_version: int, state: BaseModel, model_path: str, score: float | None
+        self, namespace: str, state: RunState, weight_version: int, model_path: str, score: float | None, with_reference: bool
     ) -> dict[str, float]:
-        """One cut after `step` steps. Returns what it took.
+        """One cut between two steps. Returns what it took.
 
         Args:
-            state: what the flow itself knows. score: of the last validation, higher is better.
+            state: what the flow itself knows. score: of these weights, higher is better.
+            with_reference: whether the policy has reference weights.
         """
         self.wait()
-        config = self._config
+        config, step = self._config, state.step
+        if with_reference and not any(not name.startswith(JOURNAL) for name in self._shared):
+            self._keep_reference(namespace)
         draft = self.store.draft(step)
-        taken = checkpoint(namespace, step, draft.directory, config.flow == "grpo", config.checkpoint.timeout_s)
+        cut = checkpoint(namespace, step, draft.directory, quoted(self.store), self._journal_since, config.checkpoint.timeout_s)
+        self._shared |= cut.journal
+        if cut.line is not None:
+            self._journal_since = cut.line[0] + 1
         run = draft.directory / "run"
         run.mkdir()
         (draft.directory / _STATE).write_text(state.model_dump_json())
@@ -77,10 +106,10 @@ class Saving:
         manifest = Manifest(
             flow=config.flow, run=self._flow_run, step=step, weight_version=weight_version, score=score,
             shape=shape_digest(tensor_shapes(model_path)), config=config.model_dump(mode="json"), packages=packages(),
-            folder=draft.folder, files={}, shared=self._shared,
+            folder=draft.folder, files={}, shared=dict(self._shared), journal=cut.line,
         )  # fmt: skip
         self._publishing = publish.submit(namespace, step, quoted(self.store), quoted(draft), quoted(manifest), config.checkpoint)
-        return taken
+        return cut.metrics
 
     def wait(self) -> None:
         """The checkpoint that is being written is published when this returns.
@@ -99,11 +128,11 @@ class Saving:
         except Exception as error:  # noqa: BLE001  (the run goes on from the one before)
             get_run_logger().warning("a checkpoint could not be finished: %s", error)
 
-    def keep_reference(self, namespace: str) -> None:
+    def _keep_reference(self, namespace: str) -> None:
         """The reference weights are files of every checkpoint from now on; they are written once."""
         directory = self._directory.root / ".reference"
         keep_reference(namespace, directory, self._config.checkpoint.timeout_s)
-        self._shared = self.store.keep(directory, _digest(directory))
+        self._shared |= self.store.keep(directory, _digest(directory))
         shutil.rmtree(directory)
 
     # ---- going on ----
@@ -131,10 +160,7 @@ class Saving:
 
     def best(self) -> Manifest | None:
         """The checkpoint with the highest score; None: none has one."""
-        scored = [
-            (manifest.score, -manifest.step, manifest) for manifest in map(self.store.at, self.store.steps()) if manifest.score is not None
-        ]
-        return max(scored, key=lambda one: one[:2])[2] if scored else None
+        return best_of(self.store)
 
     def fetched(self, manifest: Manifest) -> AbstractContextManager[Path]:
         """The policy of one of the run's checkpoints."""
@@ -142,6 +168,9 @@ class Saving:
 
     def restore_lines(self, root: Path | None) -> None:
         """The run's own files are what they were at the checkpoint; without one, they are gone."""
+        if root is not None and self.goes_on_from is not None and not self._directory.journal.exists():
+            segments = sorted(name for name in self.goes_on_from.shared if name.startswith(JOURNAL))
+            self._directory.journal.write_bytes(b"".join((root / name).read_bytes() for name in segments))
         for name in _LINES:
             target = self._directory.root / name
             source = None if root is None or self.goes_on_from is None else root / self.goes_on_from.folder / "run" / name
@@ -152,7 +181,7 @@ class Saving:
             else:
                 target.unlink(missing_ok=True)
 
-    def restore[S: BaseModel](self, namespace: str, root: Path, optimizer: Any, state: type[S]) -> S:
+    def restore[S: RunState](self, namespace: str, root: Path, optimizer: Any, state: type[S]) -> S:
         """The actors go on where the checkpoint was taken. Returns the flow's own state.
 
         Raises:
@@ -161,20 +190,31 @@ class Saving:
         manifest = self.goes_on_from
         assert manifest is not None
         found = self._read_state(root / manifest.folder / _STATE, state)
-        reference = root / Path(next(iter(manifest.shared))).parent if manifest.shared else None
-        restore(namespace, root / manifest.folder, reference, optimizer, self._config.flow == "grpo", self._config.checkpoint.timeout_s)
+        weights = [name for name in manifest.shared if not name.startswith(JOURNAL)]
+        reference = root / Path(weights[0]).parent if weights else None
+        restore(namespace, root / manifest.folder, reference, optimizer, self._config.checkpoint.timeout_s)
+        if manifest.journal:
+            self._journal_since = manifest.journal[0] + 1
         if self._source.url == self.store.url:
             self._shared = dict(manifest.shared)
             self.store.withdraw_after(manifest.step)
-        elif reference is not None:
-            self._shared = self.store.keep(reference, reference.name)
+        else:
+            self._shared = {}
+            for name in manifest.shared:
+                self._shared |= self.store.keep_file(name, (root / name).read_bytes())
         return found
 
-    def _read_state[S: BaseModel](self, path: Path, state: type[S]) -> S:
+    def _read_state[S: RunState](self, path: Path, state: type[S]) -> S:
         try:
             return state.model_validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
             raise CheckpointError(f"{path}: not the state of such a run: {str(error).splitlines()[0]}") from None
+
+
+def best_of(store: CheckpointStore) -> Manifest | None:
+    """The checkpoint with the highest score, of equal ones the earliest; None: none has one."""
+    scored = [manifest for step in store.steps() if (manifest := store.at(step)).score is not None]
+    return max(scored, key=lambda one: (one.score, -one.step), default=None)
 
 
 def _digest(directory: Path) -> str:

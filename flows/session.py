@@ -29,6 +29,7 @@ from pydantic import PositiveInt
 
 from actors import names
 from actors.data_plane.meta import KVBatchMeta
+from actors.policy.limits import Limits
 from actors.policy.turns import Turn
 from configs.evaluate import EvaluateConfig
 from configs.loader import dump
@@ -241,8 +242,8 @@ class Session[C: BaseRunConfig | EvaluateConfig, A: RunActors | EvaluationActors
         self.publisher.update(step, metrics)
 
     def summary(self) -> dict[str, Any]:
-        """What the flow returns."""
-        return self._summarise().model_dump()
+        """What the flow returns: the summary, and the run's directory."""
+        return self._summarise().model_dump() | {"directory": str(self.directory.root)}
 
     def _summarise(self) -> Summary:
         return Summary(
@@ -272,11 +273,12 @@ class Step:
     (turns.py). Metadata goes in as `quoted(meta)`.
 
     Attributes:
-        objective: what `train` trains for.
+        objective: what `train` trains for. limits: of an update, beyond which it is not made.
         metrics: what each stage has reported so far, by name.
     """
 
     objective: str
+    limits: Limits | None = None
 
     def __init__(self, run: Session[Any, Any], number: int) -> None:
         self._run, self.number = run, number
@@ -289,7 +291,7 @@ class Step:
         """Optimizer steps on the batch, when the stages before it are done."""
         timeout_s = self._run.config.deadlines.policy_stage
         arguments = self._run.namespace, self.number, quoted(batch), self.objective, timeout_s
-        self._futures["train"] = train.submit(*arguments, self._turn("train"))
+        self._futures["train"] = train.submit(*arguments, self._turn("train"), self.limits)
 
     def wait_for_train(self) -> None:
         """The weights have changed when this returns."""

@@ -1,7 +1,9 @@
 """Supervised fine-tuning as a Prefect flow: the loss is on response tokens only.
 
- ┌► batch ─► train ─┐ ─► every few steps: validation loss ─► checkpoint ─► best so far? early stop?
+ ┌► batch ─► train ─┐ ─► every few steps: validation loss ─► checkpoint ─► enough? ─► export of the best
  └─── step 1 .. N ◄─┘
+
+When a part of the run is lost, it goes on from the newest checkpoint.
 
 python -m flows.sft --recipe sft-cpu data.train=data/train.parquet data.split=0.05 steps=200
 """
@@ -12,9 +14,8 @@ from prefect import flow
 
 from configs.loader import load
 from configs.sft import SftConfig
-from flows.early_stopping import EarlyStopping
 from flows.session import Steps, run_name, with_steps
-from flows.sft_session import SftSession
+from flows.sft_session import SftSession, SftStep
 
 
 @flow(name="sft", flow_run_name=run_name, validate_parameters=False)
@@ -27,27 +28,29 @@ def sft(recipe: str = "sft-cpu", overrides: list[str] | None = None, steps: Step
         steps: how many to train; default: what the recipe says.
     """
     config = load(recipe, with_steps(overrides, steps, "epochs=null"), SftConfig)
-    stopping = EarlyStopping(config.patience)
     with SftSession(config, recipe) as run:
-        stopping.see(run.validate(step=0))
-        for step in range(1, run.steps + 1):
-            with run.step(step) as stage:
-                stage.submit_batch()
-                run.close_step_before()
-                batch = stage.wait_for_batch()
-                stage.submit_train(batch)
-                stage.wait_for_train()
-                stage.submit_clear()
-            last = step == run.steps
-            if last or step % config.validate_every == 0:
-                stopping.see(run.validate(step))
-                last = last or stopping.exhausted
-            if last or step % config.checkpoint_steps == 0:
-                run.checkpoint(step)
-            if last:
-                break
-        run.finish(stopped_early=stopping.exhausted)
+        while not run.finished:
+            with run.surviving():
+                if not run.resume():
+                    run.validate(step=0)
+                with run.ending_between_steps():
+                    for step in run.steps_left():
+                        with run.step(step) as stage:
+                            learn(run, stage)
+                        run.validate_now_and_then(step)
+                        run.save_now_and_then(step)
+        run.export()
     return run.summary()
+
+
+def learn(run: SftSession, stage: SftStep) -> None:
+    """From samples to new weights."""
+    stage.submit_batch()
+    run.close_step_before()
+    batch = stage.wait_for_batch()
+    stage.submit_train(batch)
+    stage.wait_for_train()
+    stage.submit_clear()
 
 
 if __name__ == "__main__":

@@ -1,29 +1,32 @@
-"""An `sft` run around its loop: steps, validation loss, checkpoints, and why the training ended."""
+"""An `sft` run around its loop: steps, validation loss, the best weights, and why the training ended."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from prefect.futures import PrefectFuture
 
 from actors.data_plane.meta import KVBatchMeta
 from actors.preflight import prepare_model
 from actors.preflight_sft import PART, Lengths, SupervisedData, check_sft, data_of, measure, sample_parts
+from configs.policy import OptimizerConfig
 from configs.sft import SftConfig
-from flows.session import Metrics, Prepared, Session, Step
+from flows.early_stopping import EarlyStopping
+from flows.saving import RunState
+from flows.session import Metrics, Prepared, Step
 from flows.shards import in_lanes, room
+from flows.training_session import TrainingSession
 from tasks.call import quoted
-from tasks.checkpoint import hf_checkpoint
+from tasks.checkpoint import export_hf
 from tasks.clear import clear
 from tasks.cluster import cluster
 from tasks.handles import RunActors
 from tasks.launch import launch_sft, logical_cpus, logical_gpus, planned_sft_actors
-from tasks.reporting.checkpoints import Checkpoints
-from tasks.reporting.run_dir import point
 from tasks.supervised import measure_samples, supervised_batch, validation_loss
 
 _MEASURE_S = 600.0  # for one part of the data
@@ -62,20 +65,32 @@ class PreparedSft(Prepared):
     data: SupervisedData
 
 
-class SftSession(Session[SftConfig, RunActors]):
+class SftState(RunState):
+    """And what the summary and early stopping are made of.
+
+    Attributes:
+        losses: validation loss by step. tflops: of a worker, by step. best: step and validation loss of the best checkpoint.
+    """
+
+    losses: dict[int, float]
+    tflops: dict[int, float]
+    best: tuple[int, float] | None
+
+
+class SftSession(TrainingSession[SftConfig]):
     """Use as a context manager."""
 
     flow = "sft"
+    state_type = SftState
     config_type = SftConfig
     parts = "data plane, Megatron, collector"
     planned_actors = staticmethod(planned_sft_actors)
 
     def __init__(self, config: SftConfig, recipe: str) -> None:
         super().__init__(config, recipe)
-        self._losses: dict[int, float] = {}
-        self._tflops: list[float] = []
-        self._checkpoints: Checkpoints | None = None
-        self._stopped_because: Literal["steps", "epochs", "early_stop"] | None = None
+        self._validation_losses: dict[int, float] = {}
+        self._tflops: dict[int, float] = {}
+        self._best: tuple[int, float] | None = None
 
     @staticmethod
     def prepare(config: SftConfig, scratch: Path) -> PreparedSft:
@@ -97,53 +112,92 @@ class SftSession(Session[SftConfig, RunActors]):
         super()._open()
 
     def _launch(self, prepared: PreparedSft) -> RunActors:
-        data = prepared.data
-        dropped = f"; {data.dropped} were too long (above {data.allowed} tokens) and left out" if data.dropped else ""
-        self.progress.note(f"{data.train:,} training and {data.validation:,} validation samples{dropped}; {self.steps} steps")
-        self._checkpoints = Checkpoints(self.directory.checkpoints, self.config.keep_checkpoints)
-        return launch_sft(self.config, prepared.model_path, self.namespace, data)
+        data, before = prepared.data, getattr(self, "actors", None)  # of a run that has lost a part
+        if before is None:
+            dropped = f"; {data.dropped} were too long (above {data.allowed} tokens) and left out" if data.dropped else ""
+            self.progress.note(f"{data.train:,} training and {data.validation:,} validation samples{dropped}; {self.steps} steps")
+        return launch_sft(self.config, prepared.model_path, self.namespace, data, before)
+
+    # ---- checkpoints ----
+
+    def _state(self, step: int) -> SftState:
+        return SftState(
+            step=step, tokens=self._tokens, seconds=dict(self.seconds),
+            losses=self._validation_losses, tflops=self._tflops, best=self._best,
+        )  # fmt: skip
+
+    def _take_over(self, state: SftState) -> None:
+        self._validation_losses, self._tflops, self._best = dict(state.losses), dict(state.tflops), state.best
+
+    @property
+    def _optimizer(self) -> OptimizerConfig:
+        return self.config.policy.optimizer.over(self.steps)
+
+    def _score(self, step: int) -> float | None:
+        loss = self._validation_losses.get(step, math.nan)
+        return -loss if math.isfinite(loss) else None
+
+    def save(self, step: int) -> None:
+        """One cut after this step."""
+        score = self._score(step)
+        if score is not None and (self._best is None or score > -self._best[1]):
+            self._best = (step, -score)
+        super().save(step)
+
+    def export(self) -> None:
+        """The best checkpoint as a Hugging Face directory: the last weights, where none was validated."""
+        with self.time("export"), self.progress.phase("writing the trained model"):
+            self._load_best()
+            export_hf(self.namespace, str(self.directory.hf), self.config.deadlines.policy_stage)
+
+    # ---- steps ----
 
     @contextmanager
     def step(self, number: int) -> Iterator[SftStep]:
         """One step."""
         with self.running(SftStep(self, number)) as step:
             yield step
-        self._tflops.append(step.metrics["tflops_per_worker"])
+        self._tflops[number] = step.metrics["tflops_per_worker"]
 
-    def validate(self, step: int) -> float:
+    def validate(self, step: int) -> None:
         """The loss on the held-out samples after `step` steps."""
         with self.time("validate") as timer:
             answer = validation_loss.submit(self.namespace, step, self.config.deadlines.policy_stage)
             self.close_step_before()
             loss = answer.result()
-        self._losses[step] = loss
+        self._validation_losses[step] = loss
         values = {"loss/validation": loss, "time/validate": timer.seconds}
         self.record(step, values)
         self.progress.step(step, values)
         self.progress.note(f"step {step}: validation loss {loss:.4f}")
-        return loss
 
-    def checkpoint(self, step: int) -> None:
-        """The weights after `step` steps, which were just validated, as a Hugging Face directory; `hf` points to the best so far."""
-        assert self._checkpoints is not None
-        with self.time("checkpoint") as timer:
-            hf_checkpoint(self.namespace, step, str(self._checkpoints.path(step)), self.config.deadlines.policy_stage)
-            self._checkpoints.add(step, self._losses[step])
-            point(self.directory.hf, self.directory.checkpoints / "best")
-        self.record(step, {"time/checkpoint": timer.seconds})
+    def validate_now_and_then(self, step: int) -> None:
+        """Every `validate_every` steps, and after the last."""
+        if step % self.config.validate_every == 0 or step == self.steps:
+            self.validate(step)
 
-    def finish(self, *, stopped_early: bool) -> None:
-        """The training ended: by early stopping, or because all its steps are done."""
-        self._stopped_because = "early_stop" if stopped_early else "steps" if self.config.epochs is None else "epochs"
+    def is_last(self, step: int) -> bool:
+        """Also when the validation loss no longer falls."""
+        return super().is_last(step) or self._is_enough(step)
+
+    def _is_enough(self, step: int) -> bool:
+        if step == 0 or step not in self._validation_losses:
+            return False
+        stopping = EarlyStopping(self.config.patience)
+        for validated in sorted(self._validation_losses):
+            if validated <= step:
+                stopping.see(self._validation_losses[validated])
+        return stopping.exhausted
 
     def _facts(self) -> dict[str, Any]:
-        losses = [self._losses[step] for step in sorted(self._losses)]
-        best = self._checkpoints.best if self._checkpoints else None
+        losses = [self._validation_losses[step] for step in sorted(self._validation_losses)]
+        best, done = self._best, self._steps_done
+        all_done = "steps" if self.config.epochs is None else "epochs"
         return {
-            "stopped_because": self._stopped_because,
+            "stopped_because": "early_stop" if self._is_enough(done) else all_done if 0 < done == self.steps else None,
             "validation_loss_before": losses[0] if losses else None,
             "validation_loss_after": losses[-1] if len(losses) > 1 else None,
             "validation_loss_best": best[1] if best else None,
             "best_step": best[0] if best else None,
-            "mean_tflops_per_worker": sum(self._tflops) / len(self._tflops) if self._tflops else None,
+            "mean_tflops_per_worker": sum(self._tflops.values()) / len(self._tflops) if self._tflops else None,
         }

@@ -8,14 +8,15 @@ start ─► resume? ─► steps ─► checkpoint every few ─► end
 from __future__ import annotations
 
 import tempfile
+import time
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+from prefect import runtime
 from prefect.logging import get_run_logger
-from pydantic import BaseModel, ConfigDict
 
 from actors.data_plane.interface import DataPlaneGoneError
 from actors.generation.types import EngineDiedError, GenerationTimeoutError, NoEngineError
@@ -26,39 +27,29 @@ from actors.waiting import ActorGoneError, ActorTimeoutError
 from configs.policy import OptimizerConfig
 from configs.run import BaseRunConfig
 from flows.resume import Mark, origin_of
-from flows.saving import Saving
+from flows.saving import RunState, Saving
 from flows.session import Prepared, Session
 from flows.stopping import Stopping
 from tasks import events
 from tasks.checkpoint import export_hf, load_weights
-from tasks.generate import GenerationEndedError
+from tasks.guards import RollBackError
 from tasks.handles import RunActors
 from tasks.lease import Lease
-from tasks.reporting.jsonl import read_lines
+from tasks.reporting.jsonl import LinesWriter, read_lines
 from tasks.reporting.run_dir import RunDirectory, point_latest
 
 # What a run comes back from. Everything else is wrong with the data, the configuration or the code, and would fail again.
 LOSSES = (
-    ActorGoneError, ActorTimeoutError, DataPlaneGoneError, EngineDiedError, GenerationEndedError, GenerationTimeoutError, LedgerClosedError,
-    LedgerStalledError, NoEngineError, PeerLostError,
+    ActorGoneError, ActorTimeoutError, DataPlaneGoneError, EngineDiedError, GenerationTimeoutError, LedgerClosedError,
+    LedgerStalledError, NoEngineError, PeerLostError, RollBackError,
 )  # fmt: skip
 
 
 _LEASE_S = 30.0
 
 
-class RunState(BaseModel):
-    """What the flow's process knows of a run at a checkpoint.
-
-    Attributes:
-        step: steps done. tokens: trained on. seconds: per stage.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    step: int
-    tokens: float
-    seconds: dict[str, float]
+class TooManyRerunsError(RuntimeError):
+    """A flow run that crashes again and again."""
 
 
 class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
@@ -75,6 +66,7 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         super().__init__(config, recipe)
         self.first_step, self.finished, self.weight_version = 1, False, 0
         self._losses = 0  # since the last checkpoint
+        self.why_again = "resumed"  # for the journal
         self._stopping = Stopping(config.checkpoint.grace_s)
         self._root: Path | None = None  # with the files of the checkpoint to go on from
 
@@ -93,17 +85,30 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
     def _optimizer(self) -> OptimizerConfig:
         """Of the steps, as of a run that was not interrupted."""
 
+    @property
+    def _has_reference(self) -> bool:
+        """Whether the policy has reference weights."""
+        return False
+
     @abstractmethod
     def _score(self, step: int) -> float | None:
         """Of the weights after `step` steps, higher is better; None: they were not validated."""
 
+    def _conclude(self) -> None:
+        """All steps are done."""
+
     # ---- start ----
 
     def _choose_directory(self) -> RunDirectory:
+        if (count := runtime.flow_run.run_count) > 1 + self.config.recovery.reruns:
+            raise TooManyRerunsError(
+                f"this flow run was started {count} times (recovery.reruns = {self.config.recovery.reruns}): it ends here"
+            )
         scratch = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="grpo-checkpoints-")))
         origin = origin_of(self.config, self.flow_run, scratch)
         directory = origin.directory if origin and origin.directory else super()._choose_directory()
         self.saving = Saving(self.config, directory, self.flow_run, origin)
+        self.saving.store.probe()
         url = self.saving.store.url
         lease = Lease(Folder(f"{url}/lease", "checkpoint.url"), f"flow run {self.flow_run} trains into", _LEASE_S, again=True)
         self._stack.enter_context(lease.held(wait_s=_LEASE_S + 5))  # a run that was killed holds it for a little longer
@@ -127,7 +132,7 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         """Go on where the newest checkpoint was taken. False: there is none, and the run begins."""
         manifest = self.saving.goes_on_from
         if manifest is None or self._root is None:
-            self.first_step = 1
+            self.first_step, self._tokens, self._steps_done = 1, 0.0, 0
             return False
         with self.progress.phase(f"going on after step {manifest.step}"), self.time("restore"):
             state = self.saving.restore(self.namespace, self._root, self._optimizer, self.state_type)
@@ -140,13 +145,26 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
 
     # ---- steps ----
 
-    def steps_left(self) -> range:
+    def steps_left(self) -> Iterator[int]:
         """The steps to do."""
-        return range(self.first_step, self.steps + 1)
+        for step in range(self.first_step, self.steps + 1):
+            if self.is_last(step - 1):
+                return
+            yield step
+
+    def is_last(self, step: int) -> bool:
+        """Whether the training ends with this step, which is done."""
+        return step == self.steps
+
+    @contextmanager
+    def ending_between_steps(self) -> Iterator[None]:
+        """A first SIGTERM or Ctrl-C inside the block lets the present step end."""
+        with self._stopping.at_step_ends():
+            yield
 
     def save_now_and_then(self, step: int) -> None:
         """A checkpoint when one is due, after the last step, and when somebody asked the run to end; then it ends."""
-        if not (self.saving.is_due(step) or step == self.steps or self._stopping.asked):
+        if not (self.saving.is_due(step, last=self.is_last(step)) or self._stopping.asked):
             return
         self.save(step)
         if self._stopping.asked:
@@ -159,8 +177,8 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         """One cut after this step; its files are written while the run goes on."""
         self.close_step_before()
         with self.time("checkpoint") as timer:
-            state, model_path = self._state(step), self._prepared.model_path
-            taken = self.saving.save(self.namespace, step, self.weight_version, state, model_path, self._score(step))
+            arguments = self._state(step), self.weight_version, self._prepared.model_path, self._score(step), self._has_reference
+            taken = self.saving.save(self.namespace, *arguments)
         self._losses = 0
         self.record(step, {"time/checkpoint": timer.seconds} | taken)
 
@@ -176,13 +194,23 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         export_hf(self.namespace, str(path), self.config.deadlines.policy_stage)
 
     def _write_best(self, path: Path) -> None:
+        if self._load_best():
+            export_hf(self.namespace, str(path), self.config.deadlines.policy_stage)
+
+    def _load_best(self) -> bool:
+        """The weights become those of the best checkpoint. False: they are, or none was validated."""
         best = self.saving.best() if self.config.checkpoint.keep_best else None
-        if best is None or best.step == self._steps_done:
-            return
+        if best is None or best.score == self._score(self._steps_done):
+            return False
         with self.saving.fetched(best) as root:
             load_weights(self.namespace, root / best.folder, self._optimizer, self.config.checkpoint.timeout_s)
-        export_hf(self.namespace, str(path), self.config.deadlines.policy_stage)
-        self.progress.note(f"{path.name}: the weights after step {best.step}, the best validation")
+        self.progress.note(f"exported: also the weights after step {best.step}, the best validation")
+        return True
+
+    def say(self, line: str) -> None:
+        """A warning, into the flow's log and to the terminal."""
+        get_run_logger().warning(line)
+        self.progress.note(line)
 
     # ---- losses ----
 
@@ -192,6 +220,7 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         try:
             yield
             self.saving.wait()
+            self._conclude()
             self.finished = True
         except LOSSES as error:
             while True:
@@ -205,14 +234,21 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
                 else:
                     return
 
+    @property
+    def _step_before(self) -> int | None:
+        """Of the checkpoint to go on from."""
+        return self.saving.goes_on_from.step if self.saving.goes_on_from else None
+
     def _come_back(self, error: Exception) -> None:
-        self._unfinished = None
+        self._unfinished, self.why_again = None, str(error)[:300]
         self.saving.give_up_writing()
-        where = f"step {self.saving.goes_on_from.step}" if self.saving.goes_on_from else "the beginning"
+        where = f"step {self._step_before}" if self._step_before is not None else "the beginning"
         line = f"lost: {error}. Going on from {where} ({self._losses} of {self.config.recovery.restarts} losses in a row)"
-        get_run_logger().warning(line)
-        self.progress.note(line)
+        self.say(line)
         events.lost(line)
+        noticed = time.time()
         self._files.close()
         self._open_files()  # as they were at the checkpoint
         self._start_actors(self._prepared)
+        with LinesWriter(self.directory.losses) as file:
+            file.append({"time": noticed, "lost": str(error), "from_step": self._step_before, "seconds": time.time() - noticed})

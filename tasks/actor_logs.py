@@ -98,7 +98,9 @@ class ActorLogs:
         try:
             flushed = time.monotonic()
             while not self._ending.is_set() or time.monotonic() < self._until:
-                self._take(self._subscriber.poll(timeout=0.5))
+                data = self._subscriber.poll(timeout=0.5)
+                if data is not None and data["job"] == self._job:
+                    self._buffer.add(self._name(data), data["lines"], data["is_err"])
                 if time.monotonic() - flushed >= _EVERY_S:
                     self._flush()
                     flushed = time.monotonic()
@@ -107,10 +109,6 @@ class ActorLogs:
         finally:
             self._flush()
             self._subscriber.close()
-
-    def _take(self, data: dict[str, Any] | None) -> None:
-        if data is not None and data["job"] == self._job:
-            self._buffer.add(self._name(data), data["lines"], data["is_err"])
 
     def _flush(self) -> None:
         for number, text in self._buffer.take():

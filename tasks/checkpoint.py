@@ -7,6 +7,7 @@ publish-checkpoint-N  files written ─► digests ─► upload ─► manifest
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from prefect import task
@@ -16,44 +17,55 @@ from actors.checkpoints.manifest import Manifest
 from actors.checkpoints.store import CheckpointStore, Draft
 from actors.policy.group import PolicyGroup
 from actors.rollout.collector import Collector
+from actors.rollout.ledger_actor import LedgerActor
+from actors.storage import Content
 from configs.checkpoint import CheckpointConfig
 from configs.policy import OptimizerConfig
 from tasks.call import RETRIED, STAGE, ask
 
-POLICY = "policy"
+POLICY, JOURNAL = "policy", "journal/"
+_GRACE_S = 60.0  # the group has bounds of its own
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a checkpoint task gives back.
+
+    Attributes:
+        metrics: checkpoint/standstill_s, the time for which the workers could not train, and so on.
+        line: number and hash of the journal's line of the cut. journal: the file in the store with the lines up to it.
+    """
+
+    metrics: dict[str, float]
+    line: tuple[int, str] | None = None
+    journal: dict[str, Content] = field(default_factory=dict)
 
 
 @task(name="export-hf", task_run_name="export-hf", **RETRIED)
 def export_hf(namespace: str, path: str, timeout_s: float) -> str:
     """Write `path` so that transformers and vLLM load it."""
-    ask(namespace, names.POLICY, timeout_s, PolicyGroup.save_hf, path)
+    ask(namespace, names.POLICY, timeout_s + _GRACE_S, PolicyGroup.save_hf, path)
     return path
 
 
-@task(name="checkpoint", task_run_name="checkpoint-{step}", **RETRIED)
-def hf_checkpoint(namespace: str, step: int, directory: str, timeout_s: float) -> str:
-    """Write `directory`, which is there as a whole or not at all. Returns it."""
-    target = Path(directory)
-    partial = target.with_name(f".{target.name}.partial")
-    ask(namespace, names.POLICY, timeout_s, PolicyGroup.save_hf, str(partial))
-    partial.replace(target)
-    return directory
-
-
 @task(name="checkpoint", task_run_name="checkpoint-{step}", **STAGE)
-def checkpoint(namespace: str, step: int, directory: Path, with_rollout: bool, timeout_s: float) -> dict[str, float]:
+def checkpoint(namespace: str, step: int, directory: Path, store: CheckpointStore, journal_since: int | None, timeout_s: float) -> Cut:
     """One cut, between two steps. The policy's files are still being written when this returns.
 
     Args:
-        directory: of the draft. with_rollout: with what the collector and the ledger know.
-
-    Returns:
-        checkpoint/standstill_s: time for which the workers could not train.
+        directory: of the draft. store: keeps the journal's lines since the checkpoint before.
+        journal_since: number of the journal's first line that is wanted; None: the run has no ledger.
     """
-    saved = ask(namespace, names.POLICY, timeout_s, PolicyGroup.begin_save, str(directory / POLICY))
-    if with_rollout:
-        ask(namespace, names.COLLECTOR, timeout_s, Collector.cut, str(directory), step)
-    return {f"checkpoint/{name}": value for name, value in saved.items()}
+    saved = ask(namespace, names.POLICY, timeout_s + _GRACE_S, PolicyGroup.begin_save, str(directory / POLICY), timeout_s)
+    metrics = {f"checkpoint/{name}": value for name, value in saved.items()}
+    ask(namespace, names.COLLECTOR, timeout_s, Collector.cut, str(directory), step)  # of sft: SupervisedCollector.cut
+    if journal_since is None:
+        return Cut(metrics)
+    line = ask(namespace, names.LEDGER, timeout_s, LedgerActor.cut_line)
+    if line is None:
+        return Cut(metrics)
+    segment = ask(namespace, names.LEDGER, timeout_s, LedgerActor.segment, journal_since)
+    return Cut(metrics, line, store.keep_file(f"{JOURNAL}{journal_since:09d}-{line[1][:8]}.jsonl", segment))
 
 
 @task(name="publish-checkpoint", task_run_name="publish-checkpoint-{step}", **STAGE)
@@ -63,33 +75,30 @@ def publish(namespace: str, step: int, store: CheckpointStore, draft: Draft, man
     Raises:
         CheckpointError, ConfigError: it could not be written; what was published before stands.
     """
-    ask(namespace, names.POLICY, rules.timeout_s, PolicyGroup.wait_for_save)
+    ask(namespace, names.POLICY, 2 * rules.timeout_s, PolicyGroup.wait_for_save, rules.timeout_s)
     return store.publish(draft, manifest, rules)
 
 
 @task(name="keep-reference", task_run_name="keep-reference", **STAGE)
 def keep_reference(namespace: str, directory: Path, timeout_s: float) -> None:
     """The reference weights, as files in the directory."""
-    ask(namespace, names.POLICY, timeout_s, PolicyGroup.save_reference, str(directory))
+    ask(namespace, names.POLICY, timeout_s + _GRACE_S, PolicyGroup.save_reference, str(directory), timeout_s)
 
 
 @task(name="restore", task_run_name="restore", **STAGE)
-def restore(
-    namespace: str, directory: Path, reference: Path | None, optimizer: OptimizerConfig, with_rollout: bool, timeout_s: float
-) -> None:
+def restore(namespace: str, directory: Path, reference: Path | None, optimizer: OptimizerConfig, timeout_s: float) -> None:
     """The actors go on where the checkpoint in this directory was taken.
 
     Raises:
         CheckpointError: a part is damaged, or of another model.
     """
-    ask(namespace, names.POLICY, timeout_s, PolicyGroup.load_state, str(directory / POLICY), optimizer)
+    ask(namespace, names.POLICY, timeout_s + _GRACE_S, PolicyGroup.load_state, str(directory / POLICY), optimizer, timeout_s)
     if reference is not None:
-        ask(namespace, names.POLICY, timeout_s, PolicyGroup.load_reference, str(reference))
-    if with_rollout:
-        ask(namespace, names.COLLECTOR, timeout_s, Collector.restore, str(directory))
+        ask(namespace, names.POLICY, timeout_s + _GRACE_S, PolicyGroup.load_reference, str(reference), timeout_s)
+    ask(namespace, names.COLLECTOR, timeout_s, Collector.restore, str(directory))
 
 
 @task(name="load-weights", task_run_name="load-weights", **STAGE)
 def load_weights(namespace: str, directory: Path, optimizer: OptimizerConfig, timeout_s: float) -> None:
     """The policy is that of the checkpoint in this directory; nothing else changes."""
-    ask(namespace, names.POLICY, timeout_s, PolicyGroup.load_state, str(directory / POLICY), optimizer)
+    ask(namespace, names.POLICY, timeout_s + _GRACE_S, PolicyGroup.load_state, str(directory / POLICY), optimizer, timeout_s)

@@ -29,7 +29,7 @@ def cluster(config: RayConfig, namespace: str, num_cpus: int, num_gpus: int | No
         return
     address = config.address or settings.ray_address()
     # ray.init puts its own SIGTERM handler in place of Prefect's, and a cancelled run would then end as Crashed.
-    handler = _sigterm_handler()
+    handler = signal.getsignal(signal.SIGTERM)
     if address and address != "local":
         probe(address)
         _join(address, namespace)
@@ -84,10 +84,6 @@ def probe(address: str) -> None:
             f"ray.address: no Ray cluster answers at {address!r} ({error}): start one with `ray start --head`, "
             "or unset ray.address and RAY_ADDRESS to let the run start its own"
         ) from None
-
-
-def _sigterm_handler() -> object:
-    return signal.getsignal(signal.SIGTERM)
 
 
 def _restore(handler: object) -> None:

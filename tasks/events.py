@@ -5,6 +5,9 @@
 | grpo.step.completed | grpo.run.<flow run id> | flow, step, metrics | a training step is done |
 | grpo.refit.completed | grpo.run.<flow run id> | step, weight_version, seconds, bytes | the engines have new weights |
 | grpo.lost | grpo.run.<flow run id> | line | a part of the run died or is silent; the run goes on from a checkpoint |
+| grpo.engine.lost | grpo.run.<flow run id> | engine, line | async: an engine died or is silent; the others go on, and it may come back |
+| grpo.engine.back | grpo.run.<flow run id> | engine | async: it serves again, with the run's weights |
+| grpo.guard | grpo.run.<flow run id> | line | a guard has tripped: the step's update was not made |
 | grpo.stalled | grpo.run.<flow run id> | line | training has waited for rollouts longer than `stall_report_every_s` |
 | model.promoted | grpo.model.<name> | the lineage | retraining found a better model |
 
@@ -22,6 +25,8 @@ from prefect import runtime
 from prefect.events import emit_event
 
 STEP_COMPLETED, REFIT_COMPLETED, STALLED, LOST = "grpo.step.completed", "grpo.refit.completed", "grpo.stalled", "grpo.lost"
+GUARD = "grpo.guard"
+ENGINE_LOST, ENGINE_BACK = "grpo.engine.lost", "grpo.engine.back"
 PROMOTED = "model.promoted"
 
 
@@ -45,6 +50,21 @@ def stalled(line: str) -> None:
 def lost(line: str) -> None:
     """`line` says what was lost, and from where the run goes on."""
     _emit(LOST, {"line": line})
+
+
+def engine_lost(engine: str, line: str) -> None:
+    """`line` says why."""
+    _emit(ENGINE_LOST, {"engine": engine, "line": line})
+
+
+def engine_back(engine: str) -> None:
+    """A lost engine serves again."""
+    _emit(ENGINE_BACK, {"engine": engine})
+
+
+def guard_tripped(line: str) -> None:
+    """`line` says which guard, why, and what happens."""
+    _emit(GUARD, {"line": line})
 
 
 def promoted(name: str, lineage: Mapping[str, Any]) -> None:

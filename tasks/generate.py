@@ -11,6 +11,7 @@ from actors import names
 from actors.rollout.collector import Collector
 from actors.rollout.ledger_actor import LedgerActor
 from actors.rollout.samples import Progress
+from tasks import events
 from tasks.call import STAGE, ask, withdrawable
 
 _EVERY_S = 3.0  # between updates of the artifact
@@ -41,6 +42,11 @@ def generate(namespace: str, groups: int) -> dict[str, float]:
         progress = ask(namespace, names.COLLECTOR, _EVERY_S + _ANSWER_S, Collector.progress, _EVERY_S)
         for line in progress.log:
             logger.warning(line)
+        for change in progress.engines:
+            if change.standing == "healthy":
+                events.engine_back(change.engine)
+            elif change.standing == "dead":
+                events.engine_lost(change.engine, change.reason)
         if progress.error is not None:
             raise GenerationEndedError(progress.error)
         buffer = ask(namespace, names.LEDGER, _ANSWER_S, LedgerActor.metrics)

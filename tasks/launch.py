@@ -30,6 +30,7 @@ from actors.preflight import longest_sample
 from actors.preflight_sft import SupervisedData
 from actors.refit.transport import RefitPlan
 from actors.rollout.collector import Collector
+from actors.rollout.journal import Opening
 from actors.rollout.ledger_actor import ledger_actor_class
 from actors.rollout.prompts import end_token_ids
 from actors.rollout.supervised import SupervisedCollector
@@ -132,10 +133,13 @@ _handles: dict[str, dict[str, Any]] = {}
 
 
 @task(name="launch", task_run_name="launch-actors", **STAGE)
-def launch(config: RunConfig, model_path: str, namespace: str, before: RunActors | None = None) -> RunActors:
+def launch(
+    config: RunConfig, model_path: str, namespace: str, journal: Opening | None = None, before: RunActors | None = None
+) -> RunActors:
     """Start every actor of a GRPO run at once, and wait until all can work.
 
     Args:
+        journal: where the ledger writes down what it does; None: nowhere.
         before: the run's actors so far, of which some are lost. Those that can go on stay (tasks/standing.py).
 
     Raises:
@@ -149,20 +153,23 @@ def launch(config: RunConfig, model_path: str, namespace: str, before: RunActors
         # The engine takes longest, so it goes first.
         engines = names.engines(config.generation.num_engines)
         options = _computing(_side_by_side(config, config.generation.num_engines), placement.engine)
+        if config.mode == "async":  # a synchronous run goes back to its checkpoint
+            options |= {"max_restarts": config.recovery.engine_restarts}
         start.engines(engines, model_path, options)
         start.environment(config.environment, config.rollout.max_new_tokens)
         address = start.data_plane()
         options = _computing(_side_by_side(config, config.policy.parallel.world_size), placement.worker)
         start.policy(model_path, config.optimizer, config.rollout.temperature, longest_sample(config, model_path), options, placement.refit)
-        start.ledger(address)
+        start.ledger(address, journal)
         start.actor(names.COLLECTOR, Collector, config, model_path, namespace, engines, names.ENVIRONMENT, address, threads=4)
     return RunActors(namespace, address, engines, start.ready)
 
 
 @task(name="launch", task_run_name="launch-actors", **STAGE)
-def launch_sft(config: SftConfig, model_path: str, namespace: str, data: SupervisedData) -> RunActors:
-    """Start every actor of an `sft` run at once, and wait until all can work. Raises: as `launch`."""
-    with _starting(namespace, config) as start:
+def launch_sft(config: SftConfig, model_path: str, namespace: str, data: SupervisedData, before: RunActors | None = None) -> RunActors:
+    """Start every actor of an `sft` run at once, and wait until all can work. Raises, and `before`: as `launch`."""
+    standing = keep_standing(namespace, _handles.get(namespace, {}), before) if before else {}
+    with _starting(namespace, config, standing) as start:
         address = start.data_plane()
         options = _computing(config.policy.parallel.world_size)
         start.policy(model_path, config.policy.optimizer.over(data.steps(config)), 1.0, data.longest, options, RefitPlan())
@@ -220,12 +227,12 @@ class _Starting:
             threads=SCORING_THREADS,
         )  # fmt: skip
 
-    def ledger(self, address: DataPlaneAddress) -> None:
+    def ledger(self, address: DataPlaneAddress, journal: Opening | None) -> None:
         config = self._config
         self._add(
             names.LEDGER, ledger_actor_class(),
             config.ledger, config.rollout.prompts_per_step, 0, "train",
-            partial(connect, address, timeout_s=config.data_plane.timeout_s), partial(look_for, names.COLLECTOR, self._namespace),
+            partial(connect, address, timeout_s=config.data_plane.timeout_s), partial(look_for, names.COLLECTOR, self._namespace), journal,
             num_cpus=0,
         )  # fmt: skip
 

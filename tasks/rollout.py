@@ -16,14 +16,14 @@ from pydantic import BaseModel, ConfigDict
 from actors import names
 from actors.data_plane.meta import KVBatchMeta
 from actors.rollout.collector import Collector
-from actors.rollout.ledger import Claim
 from actors.rollout.ledger_actor import LedgerActor
+from actors.rollout.ledger_types import Claim
 from actors.rollout.samples import Sample, SlowSample
 from configs.staleness import AsyncConfig
 from tasks import events
 from tasks.advantage import by_group, zero_variance
 from tasks.call import STAGE, ask, withdrawable
-from tasks.data_plane import data_plane_metrics
+from tasks.clear import data_plane_metrics
 
 _ANSWER_S = 60.0  # beyond a claim's own wait
 
@@ -84,19 +84,30 @@ def rollout(namespace: str, step: int, groups: int, rules: AsyncConfig, replaces
 
 
 @task(name="settle", task_run_name="clear-{step}", **STAGE)
-def settle(namespace: str, step: int, uids: Sequence[str], trained: bool, timeout_s: float) -> dict[str, float]:
+def settle(namespace: str, step: int, uids: Sequence[str], trained: bool, dropped: str, timeout_s: float) -> dict[str, float]:
     """These groups were trained on, and their rows go; or they were not, and may be claimed again.
+
+    Args:
+        dropped: why they shall not be trained at all; empty: there is no reason.
 
     Returns:
         What the data plane did for the run so far.
     """
-    ask(namespace, names.LEDGER, _ANSWER_S, LedgerActor.trained if trained else LedgerActor.release, list(uids))
+    if dropped:
+        ask(namespace, names.LEDGER, _ANSWER_S, LedgerActor.drop, list(uids), dropped)
+    else:
+        ask(namespace, names.LEDGER, _ANSWER_S, LedgerActor.trained if trained else LedgerActor.release, list(uids))
     return data_plane_metrics(namespace, timeout_s)
 
 
 def announce(namespace: str, version: int) -> None:
     """The engines have the weights of this version; the next step trains them. Groups that are too old for it go."""
     ask(namespace, names.LEDGER, _ANSWER_S, LedgerActor.set_version, version)
+
+
+def close_ledger(namespace: str) -> None:
+    """The run has ended: rows that nobody trained go, and the journal ends."""
+    ask(namespace, names.LEDGER, _ANSWER_S, LedgerActor.close)
 
 
 def staleness(ages: Sequence[int], meta: KVBatchMeta) -> dict[str, float]:

@@ -7,6 +7,7 @@ from prefect import task
 from actors import names
 from actors.data_plane.meta import KVBatchMeta
 from actors.policy.group import PolicyGroup
+from actors.policy.limits import Limits
 from actors.policy.turns import Turn
 from configs.policy import OptimizerConfig
 from tasks.call import STAGE, ask, withdrawable
@@ -16,13 +17,20 @@ _ANSWER_S = 60.0
 
 @task(name="train", task_run_name="train-{step}", **STAGE)
 @withdrawable
-def train(namespace: str, step: int, meta: KVBatchMeta, objective: str, timeout_s: float, turn: Turn) -> dict[str, float]:
+def train(
+    namespace: str, step: int, meta: KVBatchMeta, objective: str, timeout_s: float, turn: Turn, limits: Limits | None = None
+) -> dict[str, float]:
     """One step: `PolicyGroup.train`.
 
     Args:
         timeout_s: of one stage; those that it comes after take their own time.
     """
-    return ask(namespace, names.POLICY, timeout_s * turn.patience, PolicyGroup.train, meta, objective, turn)
+    return ask(namespace, names.POLICY, timeout_s * turn.patience, PolicyGroup.train, meta, objective, turn, limits)
+
+
+def scale_rate(namespace: str, factor: float) -> None:
+    """Multiply the learning rate of all further steps by this factor."""
+    ask(namespace, names.POLICY, _ANSWER_S, PolicyGroup.scale_rate, factor)
 
 
 def withdraw(namespace: str, step: int) -> None:

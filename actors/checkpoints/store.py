@@ -18,6 +18,7 @@ from pathlib import Path
 from actors.checkpoints.errors import CheckpointError
 from actors.checkpoints.manifest import Manifest, kept, manifest_name, step_of
 from actors.storage import Content, DamagedError, Folder
+from configs.base import ConfigError
 from configs.checkpoint import CheckpointConfig
 
 _DATA, _SHARED = "data", "reference"
@@ -55,6 +56,21 @@ class CheckpointStore:
         """Of the folder."""
         return self._folder.url
 
+    def probe(self) -> None:
+        """See that the store takes writes, and does not let a second writer have a name that is taken.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        name = f"probe-{uuid.uuid4().hex}"
+        first, second = (self._folder.create(name, content) for content in (b"first", b"second"))
+        self._folder.remove(name)
+        if not first or second:
+            raise ConfigError(
+                f"checkpoint.url: {self.url} ignores conditional writes (a name that was taken was written again): two runs could "
+                "overwrite each other. Take another store"
+            )
+
     # ---- writing ----
 
     def draft(self, step: int) -> Draft:
@@ -70,6 +86,11 @@ class CheckpointStore:
         for file in files:
             self._folder.put(directory / file, f"{_SHARED}/{name}/{file}")
         return {f"{_SHARED}/{name}/{file}": content for file, content in files.items()}
+
+    def keep_file(self, name: str, content: bytes) -> dict[str, Content]:
+        """Keep a file for several checkpoints, under this name below the URL."""
+        self._folder.replace(name, content)
+        return {name: Content.of(content)}
 
     def publish(self, draft: Draft, manifest: Manifest, rules: CheckpointConfig) -> Manifest:
         """Make the draft a checkpoint, and remove those that need not stay.

@@ -24,7 +24,6 @@ import torch
 from actors.data_plane.interface import Column, ColumnTypeError
 
 SHAPE_SUFFIX = "::shape"
-_NBYTES = attrgetter("nbytes")
 _KIND = attrgetter("dtype", "layout", "is_nested", "is_meta", "ndim")
 _QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 
@@ -67,28 +66,19 @@ def column_types(partition_id: str, columns: Mapping[str, Column]) -> dict[str, 
     """The type of each column of at least one row.
 
     Raises:
-        ColumnTypeError.
+        ColumnTypeError: mixed dtypes, tensors beside other values, or sparse, nested, quantized or meta tensors.
     """
-    return {name: column_type(rows, f"partition {partition_id!r}: column {name!r}") for name, rows in columns.items()}
+    return {name: _column_type(rows, f"partition {partition_id!r}: column {name!r}") for name, rows in columns.items()}
 
 
 def check_types(partition_id: str, known: Mapping[str, ColumnType], given: Mapping[str, ColumnType]) -> None:
-    """Refuse rows of another type than their column was first written with.
-
-    Raises:
-        ColumnTypeError.
-    """
+    """Raises: ColumnTypeError (rows of another type than their column was first written with)."""
     for name, kind in given.items():
         if name in known and not known[name].accepts(kind):
             raise ColumnTypeError(f"partition {partition_id!r}: column {name!r} was first written as {known[name]}, these rows are {kind}")
 
 
-def column_type(rows: Column, where: str) -> ColumnType:
-    """The type of at least one row.
-
-    Raises:
-        ColumnTypeError: mixed dtypes, tensors beside other values, or sparse, nested, quantized or meta tensors.
-    """
+def _column_type(rows: Column, where: str) -> ColumnType:
     tensors = [isinstance(row, torch.Tensor) for row in rows]
     if not any(tensors):
         return ColumnType(Layout.OBJECT)
@@ -139,12 +129,6 @@ def unpack(packed: torch.Tensor, lengths: Sequence[int], dtype: torch.dtype, sca
         return whole.unbind()
     rows: Sequence[torch.Tensor] = whole.split([length // dtype.itemsize for length in lengths])
     return rows
-
-
-def payload(columns: Mapping[str, Column]) -> int:
-    """Bytes of the elements of the columns that are tensors."""
-    tensors = (rows for rows in columns.values() if len(rows) and isinstance(rows[0], torch.Tensor))
-    return sum(sum(map(_NBYTES, rows)) for rows in tensors)
 
 
 def stored_types(name: str, kind: ColumnType) -> dict[str, tuple[torch.dtype, bool]]:

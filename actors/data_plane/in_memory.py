@@ -19,7 +19,6 @@ from actors.data_plane.interface import (
     ClaimTimeoutError,
     Column,
     DataPlane,
-    Done,
     PartitionConflictError,
     UnknownFieldError,
     UnknownKeyError,
@@ -55,27 +54,20 @@ class MemoryPlane(DataPlane):
         self._partitions: dict[str, _Partition] = {}
         self._changed = threading.Condition()
 
-    def with_timeout(self, timeout_s: float) -> MemoryPlane:
-        """Another client of the same partitions."""
-        other = MemoryPlane(timeout_s)
-        other._partitions, other._changed = self._partitions, self._changed
-        return other
-
-    def _measured[T](self, operation: str, call: Callable[[], Done[T]]) -> T:
+    def _measured[T](self, operation: str, call: Callable[[], T], moved: Callable[[T], tuple[int, int]] = lambda _: (0, 0)) -> T:
         with self._changed:
-            return super()._measured(operation, call)
+            return super()._measured(operation, call, moved)
 
-    def _register(self, partition_id: str, fields: Sequence[str], capacity: int | None, consumers: Sequence[str]) -> Done[None]:
+    def _register(self, partition_id: str, fields: Sequence[str], capacity: int | None, consumers: Sequence[str]) -> None:
         schema = Schema.build(partition_id, fields, capacity, consumers)
         if self._partitions.setdefault(partition_id, _Partition(schema)).schema != schema:
             raise PartitionConflictError(f"partition {partition_id!r} exists with another schema")
-        return Done(None)
 
-    def _put(self, meta: KVBatchMeta, columns: Mapping[str, Column], overwrite: bool) -> Done[KVBatchMeta]:
+    def _put(self, meta: KVBatchMeta, columns: Mapping[str, Column], overwrite: bool) -> None:
         partition = self._partition(meta.partition_id)
         partition.schema.check_put(meta, columns)
         if not (columns and meta.keys):
-            return Done(meta.with_fields(*columns))
+            return
         types = codec.column_types(meta.partition_id, columns)
         codec.check_types(meta.partition_id, partition.types, types)
         copies = {name: [codec.copy_row(name, row) for row in rows] for name, rows in columns.items()}
@@ -91,9 +83,8 @@ class MemoryPlane(DataPlane):
             if tags:
                 sample.tags = (sample.tags or {}) | tags[row]
         self._changed.notify_all()
-        return Done(meta.with_fields(*columns), len(meta), codec.payload(copies))
 
-    def _get(self, meta: KVBatchMeta, fields: Sequence[str]) -> Done[dict[str, list[Any]]]:
+    def _get(self, meta: KVBatchMeta, fields: Sequence[str]) -> dict[str, list[Any]]:
         partition, where = self._partition(meta.partition_id), f"partition {meta.partition_id!r}"
         partition.schema.check_fields(meta.partition_id, fields)
         for key in meta.keys:
@@ -103,10 +94,9 @@ class MemoryPlane(DataPlane):
             for key in meta.keys:
                 if name not in partition.samples[key].columns:
                     raise UnknownFieldError(f"{where}: column {name!r} is not written for key {key!r}")
-        values = {name: [codec.copy_row(name, partition.samples[key].columns[name]) for key in meta.keys] for name in fields}
-        return Done(values, len(meta), codec.payload(values))
+        return {name: [codec.copy_row(name, partition.samples[key].columns[name]) for key in meta.keys] for name in fields}
 
-    def _claim(self, partition_id: str, consumer: str, fields: Sequence[str], count: int, timeout_s: float) -> Done[KVBatchMeta]:
+    def _claim(self, partition_id: str, consumer: str, fields: Sequence[str], count: int, timeout_s: float) -> KVBatchMeta:
         partition = self._partition(partition_id)
         partition.schema.check_claim(partition_id, consumer, fields, count)
 
@@ -117,23 +107,22 @@ class MemoryPlane(DataPlane):
             waiting = [partition.samples[key].columns for key in partition.unclaimed(consumer)]
             lacking = {name: sum(name not in columns for columns in waiting) for name in fields}
             missing = {name: number for name, number in lacking.items() if number}
-            raise ClaimTimeoutError.of(partition_id, consumer, timeout_s, len(ready()), count, missing)
+            raise ClaimTimeoutError(f"partition {partition_id!r}: consumer {consumer!r}", timeout_s, len(ready()), count, missing)
         keys = tuple(ready()[:count])
         partition.claimed[consumer].update(keys)
         samples = [(key, partition.samples[key].length, copy.deepcopy(partition.samples[key].tags)) for key in keys]
-        return Done(KVBatchMeta.claimed(partition_id, consumer, fields, samples), count)
+        return KVBatchMeta.claimed(partition_id, consumer, fields, samples)
 
-    def _clear(self, meta: KVBatchMeta) -> Done[None]:
+    def _clear(self, meta: KVBatchMeta) -> None:
         partition = self._partition(meta.partition_id)
         for key in meta.keys:
             partition.samples.pop(key, None)
         for keys in partition.claimed.values():
             keys.difference_update(meta.keys)
         self._changed.notify_all()
-        return Done(None, len(meta))
 
-    def _samples(self, partition_id: str) -> Done[int]:
-        return Done(len(self._partition(partition_id).samples))
+    def _samples(self, partition_id: str) -> int:
+        return len(self._partition(partition_id).samples)
 
     def _partitions_used(self) -> list[str]:
         return list(self._partitions)

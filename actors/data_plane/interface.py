@@ -14,7 +14,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from actors.data_plane.usage import OperationUsage, flatten, merge
 
 # One value per row: tensors of one dtype (0-d ones are scalars; shapes may differ from row to row), or picklable values.
 Column = Sequence[torch.Tensor] | Sequence[Any]
+_NBYTES = attrgetter("nbytes")
 
 
 class DataPlaneError(RuntimeError):
@@ -79,30 +80,19 @@ class ClaimTimeoutError(DataPlaneError):
         missing: for each named column that unclaimed samples lack, how many lack it.
     """
 
-    def __init__(self, message: str, ready: int = 0, wanted: int = 0, missing: Mapping[str, int] | None = None) -> None:
-        super().__init__(message)
-        self.ready, self.wanted, self.missing = ready, wanted, dict(missing or {})
-
-    @staticmethod
-    def of(partition_id: str, consumer: str, timeout_s: float, ready: int, wanted: int, missing: Mapping[str, int]) -> ClaimTimeoutError:
-        """The error with its message."""
+    def __init__(self, where: str, timeout_s: float, ready: int, wanted: int, missing: Mapping[str, int]) -> None:
+        super().__init__(where, timeout_s, ready, wanted, missing)  # all of them: it is pickled by its arguments
         lacking = ", ".join(f"{name!r} is not written for {count} samples" for name, count in missing.items())
         why = lacking or "every sample that is there has them: more must be put"
-        message = f"partition {partition_id!r}: consumer {consumer!r} waited {timeout_s:g} s, {ready} of {wanted} samples are ready; {why}"
-        return ClaimTimeoutError(message, ready, wanted, missing)
+        self._message = f"{where} waited {timeout_s:g} s, {ready} of {wanted} samples are ready; {why}"
+        self.ready, self.wanted, self.missing = ready, wanted, missing
+
+    def __str__(self) -> str:
+        return self._message
 
 
 class DataPlaneGoneError(DataPlaneError):
     """An actor behind the data plane died or did not answer in time, or this client was closed."""
-
-
-@dataclass(frozen=True)
-class Done[T]:
-    """What an operation returns: its value, and how much it moved (rows, and bytes of column payload)."""
-
-    value: T
-    rows: int = 0
-    bytes: int = 0
 
 
 class DataPlane(ABC):
@@ -151,7 +141,8 @@ class DataPlane(ABC):
             UnknownPartitionError, UnknownFieldError, RowCountError, ColumnTypeError, AlreadyWrittenError, CapacityError,
             DataPlaneGoneError.
         """
-        return self._measured("put", lambda: self._put(meta, columns, overwrite))
+        self._measured("put", lambda: self._put(meta, columns, overwrite), lambda _: (len(meta) if columns else 0, _payload(columns)))
+        return meta.with_fields(*columns)
 
     def get(self, meta: KVBatchMeta, fields: Sequence[str]) -> dict[str, list[Any]]:
         """Read the named columns in the order of the meta's keys: one CPU tensor (or plain value) per row, the caller's own.
@@ -161,7 +152,7 @@ class DataPlane(ABC):
         Raises:
             UnknownPartitionError, UnknownKeyError, UnknownFieldError, DataPlaneGoneError.
         """
-        return self._measured("get", lambda: self._get(meta, fields))
+        return self._measured("get", lambda: self._get(meta, fields), lambda columns: (len(meta) if fields else 0, _payload(columns)))
 
     def claim(self, partition_id: str, consumer: str, fields: Sequence[str], count: int, timeout_s: float) -> KVBatchMeta:
         """Take the next `count` samples whose named columns are all written, in the order in which they were first written.
@@ -179,7 +170,7 @@ class DataPlane(ABC):
             UnsatisfiableClaimError: a count below 1 or above the capacity, or no columns named.
             UnknownPartitionError, UnknownConsumerError, UnknownFieldError, DataPlaneGoneError.
         """
-        return self._measured("claim", lambda: self._claim(partition_id, consumer, fields, count, timeout_s))
+        return self._measured("claim", lambda: self._claim(partition_id, consumer, fields, count, timeout_s), lambda _: (count, 0))
 
     def clear(self, meta: KVBatchMeta) -> None:
         """Forget exactly these keys. Keys that are already gone are no error.
@@ -187,7 +178,7 @@ class DataPlane(ABC):
         Raises:
             UnknownPartitionError, DataPlaneGoneError.
         """
-        self._measured("clear", lambda: self._clear(meta))
+        self._measured("clear", lambda: self._clear(meta), lambda _: (len(meta), 0))
 
     def samples(self, partition_id: str) -> int:
         """How many keys of the partition have at least one column.
@@ -219,36 +210,43 @@ class DataPlane(ABC):
         self._closed = True
 
     @abstractmethod
-    def _register(self, partition_id: str, fields: Sequence[str], capacity: int | None, consumers: Sequence[str]) -> Done[None]: ...
+    def _register(self, partition_id: str, fields: Sequence[str], capacity: int | None, consumers: Sequence[str]) -> None: ...
 
     @abstractmethod
-    def _put(self, meta: KVBatchMeta, columns: Mapping[str, Column], overwrite: bool) -> Done[KVBatchMeta]: ...
+    def _put(self, meta: KVBatchMeta, columns: Mapping[str, Column], overwrite: bool) -> None: ...
 
     @abstractmethod
-    def _get(self, meta: KVBatchMeta, fields: Sequence[str]) -> Done[dict[str, list[Any]]]: ...
+    def _get(self, meta: KVBatchMeta, fields: Sequence[str]) -> dict[str, list[Any]]: ...
 
     @abstractmethod
-    def _claim(self, partition_id: str, consumer: str, fields: Sequence[str], count: int, timeout_s: float) -> Done[KVBatchMeta]: ...
+    def _claim(self, partition_id: str, consumer: str, fields: Sequence[str], count: int, timeout_s: float) -> KVBatchMeta: ...
 
     @abstractmethod
-    def _clear(self, meta: KVBatchMeta) -> Done[None]: ...
+    def _clear(self, meta: KVBatchMeta) -> None: ...
 
     @abstractmethod
-    def _samples(self, partition_id: str) -> Done[int]: ...
+    def _samples(self, partition_id: str) -> int: ...
 
     @abstractmethod
     def _partitions_used(self) -> list[str]: ...
 
-    def _measured[T](self, operation: str, call: Callable[[], Done[T]]) -> T:
+    def _measured[T](self, operation: str, call: Callable[[], T], moved: Callable[[T], tuple[int, int]] = lambda _: (0, 0)) -> T:
+        """The call's result, counted with what `moved` makes of it: rows, and bytes of column payload."""
         if self._closed:
             raise DataPlaneGoneError(f"{operation}: this data-plane client is closed")
         started = time.perf_counter()
         try:
-            done = call()
+            result = call()
         except BaseException:
             with self._counting:
                 self._usage.setdefault(operation, OperationUsage()).errors += 1
             raise
         with self._counting:
-            self._usage.setdefault(operation, OperationUsage()).add(done.rows, done.bytes, time.perf_counter() - started)
-        return done.value
+            self._usage.setdefault(operation, OperationUsage()).add(*moved(result), time.perf_counter() - started)
+        return result
+
+
+def _payload(columns: Mapping[str, Column]) -> int:
+    """Bytes of the elements of the columns that are tensors."""
+    tensors = (rows for rows in columns.values() if len(rows) and isinstance(rows[0], torch.Tensor))
+    return sum(sum(map(_NBYTES, rows)) for rows in tensors)

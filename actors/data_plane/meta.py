@@ -57,10 +57,6 @@ class KVBatchMeta(BaseModel):
                 raise ValueError(f"partition {self.partition_id!r}: {given} {name} for {n} keys")
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A stage's call is mostly this: plain values are pickled in a fifth of the time that pydantic's state takes.
-        return _restore, tuple(self.__dict__[name] for name in _FIELDS)
-
     def __len__(self) -> int:
         return len(self.keys)
 
@@ -126,13 +122,3 @@ class KVBatchMeta(BaseModel):
             tags=tuple(tag for meta in filled for tag in meta.tags),
             extra_info=filled[0].extra_info,
         )
-
-
-_FIELDS = tuple(KVBatchMeta.model_fields)
-
-
-def _restore(*values: Any) -> KVBatchMeta:
-    meta = KVBatchMeta.__new__(KVBatchMeta)  # what was checked when it was made is not checked again
-    state = {"__dict__": dict(zip(_FIELDS, values, strict=True)), "__pydantic_fields_set__": set(_FIELDS)}
-    meta.__setstate__({**state, "__pydantic_extra__": None, "__pydantic_private__": None})
-    return meta

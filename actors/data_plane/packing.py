@@ -14,11 +14,13 @@ import heapq
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 Bins = list[list[int]]
 
 
 def first_fit_decreasing(sizes: Sequence[int], capacity: int, most: int) -> Bins:
-    """Largest item first, each into the first bin that has room; O(n log n) by a tournament tree over the bins' room.
+    """Largest item first, each into the first bin that has room.
 
     Args:
         sizes: positive, each at most `capacity`.
@@ -26,28 +28,13 @@ def first_fit_decreasing(sizes: Sequence[int], capacity: int, most: int) -> Bins
 
     Source: Johnson, "Near-optimal bin packing algorithms", MIT, 1973.
     """
-    leaves = 1 << max(len(sizes) - 1, 0).bit_length()
-    room = [capacity] * (2 * leaves)  # room[i] = max(room[2i], room[2i + 1]); the leaves are the bins
-    bins: Bins = []
+    bins: Bins = [[] for _ in sizes]
+    room = np.full(len(sizes), capacity)
     for item in _decreasing(sizes):
-        size = sizes[item]
-        node = 1
-        while node < leaves:
-            node *= 2
-            if room[node] < size:
-                node += 1
-        if node - leaves == len(bins):
-            bins.append([])
-        members = bins[node - leaves]
-        members.append(item)
-        room[node] = room[node] - size if len(members) < most else 0
-        while node > 1:
-            node //= 2
-            largest = max(room[2 * node], room[2 * node + 1])
-            if room[node] == largest:
-                break
-            room[node] = largest
-    return bins
+        number = int(np.argmax(room >= sizes[item]))  # the first
+        bins[number].append(item)
+        room[number] = room[number] - sizes[item] if len(bins[number]) < most else 0
+    return [members for members in bins if members]
 
 
 def best_fit_decreasing(sizes: Sequence[int], capacity: int, most: int, count: int) -> Bins | None:

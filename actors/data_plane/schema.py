@@ -8,7 +8,7 @@ from functools import cached_property
 
 from actors.data_plane.interface import RowCountError, UnknownConsumerError, UnknownFieldError, UnsatisfiableClaimError
 from actors.data_plane.meta import KVBatchMeta
-from configs.names import did_you_mean
+from configs.base import did_you_mean
 
 _MAX_FIELDS = 63  # bits of `Schema.mask`, an int64 in MessagePack
 
@@ -43,23 +43,14 @@ class Schema:
         return schema
 
     def check_fields(self, partition_id: str, names: Sequence[str]) -> None:
-        """Refuse columns that the partition cannot have.
-
-        Raises:
-            UnknownFieldError.
-        """
+        """Raises: UnknownFieldError (columns that the partition cannot have)."""
         for name in names:
-            if name in self.fields:
-                continue
-            hint = did_you_mean(name, self.fields, f"its columns: {', '.join(sorted(self.fields))}")
-            raise UnknownFieldError(f"partition {partition_id!r} has no column {name!r}; {hint}")
+            if name not in self.fields:
+                hint = did_you_mean(name, self.fields, f"its columns: {', '.join(sorted(self.fields))}")
+                raise UnknownFieldError(f"partition {partition_id!r} has no column {name!r}; {hint}")
 
     def check_put(self, meta: KVBatchMeta, columns: Mapping[str, Sequence[object]]) -> None:
-        """Refuse columns, lengths or tags that do not fit the keys.
-
-        Raises:
-            UnknownFieldError, RowCountError.
-        """
+        """Raises: UnknownFieldError, RowCountError (columns, lengths or tags that do not fit the keys)."""
         where, n = f"partition {meta.partition_id!r}", len(meta)
         self.check_fields(meta.partition_id, tuple(columns))
         for name, rows in columns.items():
@@ -79,11 +70,7 @@ class Schema:
         return {name: 1 << place for place, name in enumerate(sorted(self.fields))}
 
     def check_claim(self, partition_id: str, consumer: str, fields: Sequence[str], count: int) -> None:
-        """Refuse a claim that can never be satisfied.
-
-        Raises:
-            UnknownConsumerError, UnknownFieldError, UnsatisfiableClaimError.
-        """
+        """Raises: UnknownConsumerError, UnknownFieldError, UnsatisfiableClaimError (no put could ever satisfy the claim)."""
         where = f"partition {partition_id!r}"
         if consumer not in self.consumers:
             raise UnknownConsumerError(f"{where} has no consumer {consumer!r}; registered: {', '.join(sorted(self.consumers)) or 'none'}")

@@ -148,7 +148,9 @@ def _padded(lengths: Sequence[int], batching: BatchingConfig, ranks: int, align:
     filled = min(count, each)
     edges = [-(-min(part, filled) * each // filled) for part in range(count + 1)]
     order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
-    dealt = [sorted(_snake(order, rank, ranks)) for rank in range(ranks)]
+    rounds = [order[start : start + ranks] for start in range(0, len(order), ranks)]
+    rounds[1::2] = [dealt[::-1] for dealt in rounds[1::2]]  # in snake order each rank gets one long and one short of every pair
+    dealt = [sorted(rows) for rows in zip(*rounds, strict=True)]
     return [[_rectangle(rows[start:stop], height, longest) for start, stop in pairwise(edges)] for rows in dealt]
 
 
@@ -257,8 +259,3 @@ def _bucket(buckets: Sequence[int], value: int) -> int:
 
 def _up(length: int, align: int) -> int:
     return -(-length // align) * align
-
-
-def _snake(order: list[int], rank: int, ranks: int) -> list[int]:
-    # Snake order (0 1 2 | 2 1 0 | ...): each rank gets one long and one short of every pair of deals.
-    return [order[start + (rank if (start // ranks) % 2 == 0 else ranks - 1 - rank)] for start in range(0, len(order), ranks)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 _GROWTH = 1.05  # width of a bucket: a percentile is off by at most 2.5 %
 _LEAST_S = 1e-7
@@ -55,11 +55,8 @@ def merge(parts: Iterable[Mapping[str, OperationUsage]]) -> dict[str, OperationU
     for part in parts:
         for name, usage in part.items():
             whole = merged.setdefault(name, OperationUsage())
-            whole.count += usage.count
-            whole.errors += usage.errors
-            whole.rows += usage.rows
-            whole.bytes += usage.bytes
-            whole.latencies.update(usage.latencies)
+            for count in fields(usage):
+                setattr(whole, count.name, getattr(whole, count.name) + getattr(usage, count.name))
     return merged
 
 
@@ -67,7 +64,6 @@ def flatten(usage: Mapping[str, OperationUsage]) -> dict[str, float]:
     """Flat names: data_plane/<operation>/{count,errors,rows,bytes,p50_s,p99_s}."""
     flat: dict[str, float] = {}
     for name, record in usage.items():
-        values = {"count": record.count, "errors": record.errors, "rows": record.rows, "bytes": record.bytes}
-        flat |= {f"data_plane/{name}/{what}": float(value) for what, value in values.items()}
+        flat |= {f"data_plane/{name}/{what}": float(getattr(record, what)) for what in ("count", "errors", "rows", "bytes")}
         flat |= {f"data_plane/{name}/p{q}_s": record.quantile(q / 100) for q in (50, 99)}
     return flat

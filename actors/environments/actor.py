@@ -123,7 +123,8 @@ class _Judges:
         return self
 
     def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(_CLOSE_S)
+        for judge in self._judges.values():
+            asyncio.run_coroutine_threadsafe(judge.close(), self._loop).result(_CLOSE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSE_S)
 
@@ -151,7 +152,3 @@ class _Judges:
         except Exception as error:  # noqa: BLE001  (this response has no grade; its error is counted and shown)
             return Part(None, "failed", time.monotonic() - began, one_line(f"{type(error).__name__}: {error}"))
         return part_of(value, time.monotonic() - began)
-
-    async def _close(self) -> None:
-        for judge in self._judges.values():
-            await judge.close()

@@ -15,11 +15,14 @@ from typing import Any
 from actors.environments.base import Environment, Problem, Split
 from configs.base import ConfigError
 from configs.curriculum import CurriculumConfig
+from configs.environment import EnvironmentConfig, SourceConfig
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", SyntaxWarning)  # a dependency of reasoning_gym compares with `is`
     import reasoning_gym
     from reasoning_gym.factory import DATASETS, create_curriculum, has_curriculum
+
+__all__ = ["DATASETS", "ReasoningGymEnvironment"]
 
 _VALIDATION_SEED = 1_000_003  # far from train seeds: the two splits draw from different random streams
 _HOPS = 64  # numbers tried for one problem
@@ -34,16 +37,10 @@ class ReasoningGymEnvironment(Environment):
         ConfigError: no such task or options, or a curriculum that does not fit the task.
     """
 
-    def __init__(
-        self,
-        *,
-        task: str,
-        options: dict[str, Any],
-        seed: int,
-        train_size: int,
-        validation_size: int,
-        curriculum: CurriculumConfig | None = None,
-    ) -> None:
+    def __init__(self, config: EnvironmentConfig | SourceConfig, seed: int) -> None:
+        task, options, train_size, validation_size = config.task, config.task_options, config.train_size, config.validation_size
+        curriculum = config.curriculum if isinstance(config, EnvironmentConfig) else None  # a source of a mixture has none
+        assert task is not None  # SourceConfig checks it
         if task not in DATASETS:
             raise ConfigError(f"environment.task: reasoning_gym has no task {task!r}; near it: {_near(task, DATASETS)}")
         # Twice the train size in numbers: those that repeat a validation question are passed over.
@@ -130,7 +127,7 @@ class ReasoningGymEnvironment(Environment):
     def _dataset(self, level: int) -> Any:
         if level not in self._train:
             assert self._ladder is not None  # without one, level 0 was made at the start
-            self._train[level] = self._ladder.dataset(level)
+            self._train[level] = DATASETS[self._task][0](config=self._ladder.configuration(level))
         return self._train[level]
 
 
@@ -150,7 +147,7 @@ class Ladder:
     def __init__(self, task: str, options: dict[str, Any], config: CurriculumConfig) -> None:
         if not has_curriculum(task):
             raise ConfigError(f"environment.curriculum: reasoning_gym has no curriculum for {task!r}: leave it out")
-        self._task, self._options, self._curriculum = task, options, create_curriculum(task)
+        self._options, self._curriculum = options, create_curriculum(task)
         attributes = self._curriculum.attributes
         for name in config.attributes:
             if name not in attributes:
@@ -163,24 +160,18 @@ class Ladder:
         self.levels = max(len(attribute.levels) for attribute in attributes.values())
         top = self.levels - 1 if config.max_level is None else min(config.max_level, self.levels - 1)
         for level in range(0 if config.lower_at is not None else config.start_level, top + 1):
-            self._check(level)
+            try:
+                configuration = self.configuration(level)
+                if hasattr(configuration, "validate"):  # two tasks have none
+                    configuration.validate()
+            except (TypeError, AssertionError, ValueError) as error:
+                raise ConfigError(
+                    f"environment.curriculum: level {level} of reasoning_gym's {task!r} is one that its generator refuses: {error}: "
+                    "keep away from it with max_level, with start_level and lower_at=null, or by naming other attributes"
+                ) from None
 
-    def dataset(self, level: int) -> Any:
-        """The task's problems at this level, made as they are asked for: `dataset[number]` is a dict with question, answer and metadata."""
-        return DATASETS[self._task][0](config=self._configuration(level))
-
-    def _check(self, level: int) -> None:
-        try:
-            configuration = self._configuration(level)
-            if hasattr(configuration, "validate"):  # two tasks have none
-                configuration.validate()
-        except (TypeError, AssertionError, ValueError) as error:
-            raise ConfigError(
-                f"environment.curriculum: level {level} of reasoning_gym's {self._task!r} is one that its generator refuses: {error}: "
-                "keep away from it with max_level, with start_level and lower_at=null, or by naming other attributes"
-            ) from None
-
-    def _configuration(self, level: int) -> Any:
+    def configuration(self, level: int) -> Any:
+        """Of the task's data set at this level."""
         self._curriculum.set_global_level(level)
         return self._curriculum.generate_configuration(self._options)
 

@@ -6,7 +6,6 @@ import inspect
 
 from actors.environments.base import Environment
 from configs.base import ConfigError
-from configs.curriculum import CurriculumConfig
 from configs.environment import EnvironmentConfig, SourceConfig
 from configs.import_path import imported
 from configs.secrets import resolve
@@ -29,58 +28,25 @@ def _construct(config: EnvironmentConfig, seed: int) -> Environment:
     if config.sources:
         from actors.environments.dataset.mixture import Mixture
 
-        sources = {
-            source.name: _generated(source, seed) if source.kind == "reasoning_gym" else _read(source, f"environment.sources.{source.name}")
-            for source in config.sources
-        }
+        sources = {source.name: _source(source, seed, f"environment.sources.{source.name}") for source in config.sources}
         return Mixture(sources, [source.weight for source in config.sources])
-    if config.kind == "reasoning_gym":
-        return _generated(config, seed, config.curriculum)
     if config.kind == "python":
         return _imported(config)
-    return _streamed(config, seed) if config.streaming else _read(config, "environment")
+    if config.streaming:
+        from actors.environments.dataset.streamed import StreamedDataset
+
+        return StreamedDataset(config, seed)
+    return _source(config, seed, "environment")
 
 
-def _generated(config: EnvironmentConfig | SourceConfig, seed: int, curriculum: CurriculumConfig | None = None) -> Environment:
-    from actors.environments.reasoning_gym import ReasoningGymEnvironment  # imports every generator: 2 s
+def _source(config: EnvironmentConfig | SourceConfig, seed: int, field: str) -> Environment:
+    if config.kind == "reasoning_gym":
+        from actors.environments.reasoning_gym import ReasoningGymEnvironment  # imports every generator: 2 s
 
-    assert config.task is not None  # SourceConfig checks it
-    return ReasoningGymEnvironment(
-        task=config.task,
-        options=config.task_options,
-        seed=seed,
-        train_size=config.train_size,
-        validation_size=config.validation_size,
-        curriculum=curriculum,
-    )
-
-
-def _read(config: EnvironmentConfig | SourceConfig, field: str) -> Environment:
+        return ReasoningGymEnvironment(config, seed)
     from actors.environments.dataset.environment import DatasetEnvironment
 
-    assert config.path is not None  # both configurations check it
-    return DatasetEnvironment(
-        path=config.path,
-        validation_path=config.validation_path,
-        validation_size=config.validation_size,
-        fields=config.fields,
-        field=field,
-    )
-
-
-def _streamed(config: EnvironmentConfig, seed: int) -> Environment:
-    from actors.environments.dataset.streamed import StreamedDataset
-
-    assert config.path is not None  # EnvironmentConfig checks both
-    assert config.validation_path is not None
-    return StreamedDataset(
-        path=config.path,
-        validation_path=config.validation_path,
-        validation_size=config.validation_size,
-        fields=config.fields,
-        seed=seed,
-        shuffle_buffer=config.shuffle_buffer,
-    )
+    return DatasetEnvironment(config, field)
 
 
 def _imported(config: EnvironmentConfig) -> Environment:

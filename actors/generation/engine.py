@@ -7,6 +7,8 @@
     new ──ready──► ready ──shutdown──► stopped
                      └── vLLM raised ──► failed     (requests and weights that do not fit leave it ready)
 
+An actor that Ray starts again (max_restarts) calls `ready` itself, and is stale, which refuses requests, until it has the run's weights.
+
 vLLM is imported by `ready`, so this module costs nothing to import.
 """
 
@@ -16,7 +18,9 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -25,6 +29,7 @@ from actors.generation.mailboxes import Mailboxes
 from actors.generation.types import (
     EngineFailedError,
     EngineHealth,
+    EngineNotReadyError,
     EngineState,
     GenerationRequest,
     GenerationResult,
@@ -95,11 +100,10 @@ class Engine:
         self._numbers = itertools.count()  # a key is never used again: an aborted request may still end under its own
         self._executor: Executor
         self._layout: WeightLayout
-
-    @property
-    def weight_version(self) -> int:
-        """0 for the weights of `model_path`, else the version of the last update."""
-        return self._executor.versions.current if self._state not in ("new", "stopped") else 0
+        self._incarnation = uuid.uuid4().hex
+        self._stale = _started_again()
+        if self._stale:  # not here: a constructor that raises would end the actor for good, and one that is slow hides its health
+            threading.Thread(target=self._start_again, name="start-again", daemon=True).start()
 
     def ready(self) -> str:
         """Start: import vLLM, load the model, make the KV cache. Returns a line for the log.
@@ -128,13 +132,16 @@ class Engine:
         )
 
     @ray.method(concurrency_group="submit")
-    def submit(self, client: str, requests: Sequence[GenerationRequest]) -> None:
-        """Let the requests join those that run. All or none; does not wait.
+    def submit(self, client: str, requests: Sequence[GenerationRequest]) -> str:
+        """Let the requests join those that run. All or none; does not wait. Returns the engine's incarnation.
 
         Raises:
             RequestError, PromptTooLongError: also if the client has a running request of that id. EngineFailedError.
+            EngineNotReadyError: also when it is stale.
         """
         self._must_be_ready()
+        if self._stale:
+            raise EngineNotReadyError("the engine was started again, and waits for the run's weights")
         if self._executor.asleep:
             self._wake_up()
         self._sampling.check_requests(requests, self._executor.max_model_len, self._executor.vocab_size)
@@ -150,17 +157,23 @@ class Engine:
                 owner = client, request.request_id
                 self._open[owner], self._owners[job.key] = job.key, owner
         self._executor.start(jobs)
+        return self._incarnation
 
     @ray.method(concurrency_group="collect")
-    def collect(self, client: str, timeout_s: float) -> list[GenerationResult]:
+    def collect(self, client: str, timeout_s: float, incarnation: str = "") -> list[GenerationResult]:
         """The client's finished results, in the order in which they finished; each is handed out once.
+
+        Args:
+            incarnation: that the requests were submitted to; empty: whichever.
 
         Returns:
             As soon as there is one, all that are there; none at the deadline.
 
         Raises:
-            EngineFailedError: vLLM raised, and all that finished before has been handed out.
+            EngineFailedError: vLLM raised, and all that finished before has been handed out. EngineNotReadyError: another incarnation.
         """
+        if incarnation not in ("", self._incarnation):
+            raise EngineNotReadyError("the engine was started again, and has lost its requests")
         results = self._mailboxes.take(client, timeout_s)
         if not results:
             self._must_be_ready()
@@ -210,14 +223,9 @@ class Engine:
         """
         self._must_be_ready()
         receiving = self._transport.receive(offered, self._layout, self._config.executor == "in_process")
-        with self._updating, receiving as (infos, size):
-            self._must_be_ready()
-            try:
-                pause_s = self._executor.load(infos, version, options, self._config.timeout_s)
-            except GenerationTimeoutError:
-                raise
-            except Exception as error:
-                raise self._fail(_reason(f"update to weight version {version}", error)) from error
+        with self._updating, receiving as (infos, size), self._vllm(f"update to weight version {version}"):
+            pause_s = self._executor.load(infos, version, options, self._config.timeout_s)
+        self._stale = False
         return WeightUpdate(bytes=size, pause_s=pause_s)
 
     @ray.method(concurrency_group="update")
@@ -227,21 +235,18 @@ class Engine:
         Raises:
             EngineFailedError: it did not come about within `timeout_s`.
         """
-        self._must_be_ready()
-        try:
+        with self._vllm("joining the policy's broadcast"):
             self._executor.join_transfer(init_info, self._config.timeout_s)
-        except Exception as error:
-            raise self._fail(_reason("joining the policy's broadcast", error)) from error
 
     @ray.method(concurrency_group="feed")
     def feed(self, transfer_id: str, info: UpdateInfo) -> None:
-        """`Transport.feed`: a piece of the weights. Returns when it is loaded."""
-        self._transport.feed(transfer_id, info)
+        """As `Incoming.feed`: a piece of the weights. Returns when it is loaded."""
+        self._transport.incoming(transfer_id).feed(info)
 
     @ray.method(concurrency_group="health")
     def abandon_transfer(self, transfer_id: str, reason: str) -> None:
-        """`Transport.abandon`: the policy cannot send the rest."""
-        self._transport.abandon(transfer_id, reason)
+        """The policy cannot send the rest: the update that waits for it fails now."""
+        self._transport.incoming(transfer_id).close(reason)
 
     @ray.method(concurrency_group="update")
     def sleep(self) -> None:
@@ -258,10 +263,8 @@ class Engine:
         with self._updating:
             if self._executor.asleep:
                 return
-            try:
+            with self._vllm("sleep"):
                 self._executor.sleep(self._config.sleep_level, self._config.timeout_s)
-            except Exception as error:
-                raise self._fail(_reason("sleep", error)) from error
 
     @ray.method(concurrency_group="health")
     def health(self) -> EngineHealth:
@@ -269,17 +272,18 @@ class Engine:
         if self._state == "ready" and self._executor.died():
             self._fail("health: vLLM's engine core is dead")
         updating = self._executor.updating if self._state == "ready" else ""
-        return EngineHealth(self._state, self.weight_version, len(self._open), self._failure, updating)
+        version = self._executor.versions.current if self._started and self._state != "stopped" else 0
+        return EngineHealth(self._state, version, len(self._open), self._failure, updating, self._stale, self._incarnation)
 
     def shutdown(self) -> None:
         """End vLLM and its processes. Idempotent."""
         state, self._state = self._state, "stopped"
-        if state in ("ready", "failed"):
+        if state in ("ready", "failed") and self._started:
             self._executor.shutdown()
             self._mailboxes.close()
 
     def finished(self, key: str, output: RequestOutput, segments: Segments) -> None:
-        """From the executor: a request has ended."""
+        """From the executor: a request has ended by itself. Once for each that is not aborted."""
         with self._lock:
             owner = self._owners.get(key)
         if owner is None:
@@ -292,8 +296,30 @@ class Engine:
         self._mailboxes.put(owner[0], result)
 
     def failed(self, doing: str, error: BaseException) -> None:
-        """From the executor: vLLM raised."""
-        self._fail(_reason(doing, error))
+        """From the executor: vLLM raised; it reports nothing more."""
+        self._fail(f"{doing}: vLLM raised {type(error).__name__}: {error}")
+
+    @contextmanager
+    def _vllm(self, doing: str) -> Iterator[None]:
+        """What vLLM raises inside ends the engine; it must be ready."""
+        self._must_be_ready()
+        try:
+            yield
+        except GenerationTimeoutError:
+            raise
+        except Exception as error:
+            self.failed(doing, error)
+            raise EngineFailedError(self._failure) from error
+
+    @property
+    def _started(self) -> bool:
+        return hasattr(self, "_executor")
+
+    def _start_again(self) -> None:
+        try:
+            logger.warning("started again: %s", self.ready())
+        except Exception as error:  # noqa: BLE001  (its health says so)
+            self._fail(f"start again: {type(error).__name__}: {error}")
 
     def _wake_up(self) -> None:
         with self._updating:
@@ -307,17 +333,24 @@ class Engine:
         if self._state == "failed":
             raise EngineFailedError(self._failure)
         if self._state != "ready":
-            raise RuntimeError(f"the engine is {self._state}, not ready")
+            raise EngineNotReadyError(f"the engine is {self._state}, not ready")
 
-    def _fail(self, reason: str) -> EngineFailedError:
+    def _fail(self, reason: str) -> None:
         with self._lock:
-            if self._state == "ready":  # the first reason stays
+            if self._state in ("new", "ready"):  # the first reason stays
                 self._state, self._failure = "failed", reason
                 logger.error(self._failure)
             self._open.clear()
             self._owners.clear()
         self._mailboxes.close()
-        return EngineFailedError(self._failure)
+
+
+def _started_again() -> bool:
+    """Whether this is an actor's process that Ray started in place of another."""
+    if not ray.is_initialized():
+        return False
+    context = ray.get_runtime_context()
+    return context.get_actor_id() is not None and bool(context.was_current_actor_reconstructed)
 
 
 def engine_actor_class(cls: type[Engine] = Engine) -> Any:
@@ -328,7 +361,3 @@ def engine_actor_class(cls: type[Engine] = Engine) -> Any:
     """
     remote: Any = ray.remote  # Ray's stubs do not know concurrency_groups on classes
     return remote(concurrency_groups={"submit": 1, "collect": COLLECTORS, "update": 1, "feed": 1, "health": 1})(cls)
-
-
-def _reason(doing: str, error: BaseException) -> str:
-    return f"{doing}: vLLM raised {type(error).__name__}: {error}"

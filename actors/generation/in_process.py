@@ -25,8 +25,7 @@ from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from actors.generation.types import UpdateOptions
-from actors.generation.versions import TokenVersions
-from actors.generation.vllm_executors import Job, Sink, must_reset, overdue, prompt_input, record_versions
+from actors.generation.vllm_executors import Executor, Job, Sink, must_reset, overdue, prompt_input, record_versions
 from actors.refit.transport import UpdateInfo
 
 _STEP_S = 60.0  # longer than any step: an update that waits notices its own deadline between two of them
@@ -41,14 +40,11 @@ class _Asked:
     pause_s: Future[float] = field(default_factory=Future)
 
 
-class InProcess:
+class InProcess(Executor):
     """While nothing else runs, a fixed list of jobs gives the same batches, hence the same bits, each time."""
 
     def __init__(self, arguments: dict[str, Any], sink: Sink) -> None:
-        self.versions = TokenVersions()
-        self.updating = ""
-        self.asleep = False
-        self._sink = sink
+        super().__init__(sink)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._due: _Asked | None = None  # waits for the running requests to end
         self._held: list[Job] = []  # started meanwhile
@@ -62,8 +58,7 @@ class InProcess:
         self._thread = threading.Thread(target=self._run, args=(arguments, started), name="vllm-steps", daemon=True)
         self._thread.start()
         started.result()
-        self.max_model_len = int(self._llm.model_config.max_model_len)
-        self.vocab_size = int(self._llm.model_config.get_vocab_size())
+        self._read_limits(self._llm.model_config)
 
     def start(self, jobs: Sequence[Job]) -> None:
         self._commands.put(lambda: self._add(jobs))
@@ -75,18 +70,12 @@ class InProcess:
         self._do(lambda: self._rpc("init_weight_transfer_engine", init_info=init_info), timeout_s)
 
     def sleep(self, level: int, timeout_s: float) -> None:
-        def fall_asleep() -> None:
-            self._llm.sleep(level)
-            self.asleep = True
-
-        self._do(fall_asleep, timeout_s)
+        self._do(lambda: self._llm.sleep(level), timeout_s)
+        self.asleep = True
 
     def wake_up(self, timeout_s: float) -> None:
-        def wake() -> None:
-            self._llm.wake_up()
-            self.asleep = False
-
-        self._do(wake, timeout_s)
+        self._do(self._llm.wake_up, timeout_s)
+        self.asleep = False
 
     def load(self, infos: Iterable[UpdateInfo], version: int, options: UpdateOptions, timeout_s: float) -> float:
         asked = self._asked = _Asked(infos, version, options, time.monotonic() + timeout_s)
@@ -102,9 +91,6 @@ class InProcess:
 
         self._commands.put(command)
         return asked.pause_s.result(timeout_s + _STEP_S)
-
-    def died(self) -> bool:
-        return False  # it lives and dies with this process
 
     def shutdown(self) -> None:
         def command() -> None:

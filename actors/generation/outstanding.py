@@ -23,6 +23,7 @@ class _Entry:
     request: GenerationRequest
     engine: str
     engines: int = 1  # given to so far
+    lost: bool = False  # its engine has died since, or there was none
 
 
 def cost(request: GenerationRequest) -> int:
@@ -35,7 +36,7 @@ class Outstanding:
 
     Attributes:
         load: tokens at most of the requests that each engine has. A request goes to the engine with the least, the first of equals.
-        dead: engines that get no more requests, with the reason.
+        dead: engines that get no requests, with the reason.
     """
 
     def __init__(self, engines: Sequence[str]) -> None:
@@ -53,12 +54,20 @@ class Outstanding:
         return [name for name in self.load if name not in self.dead]
 
     def mark_dead(self, engine: str, reason: str) -> None:
-        """Never assign this engine again. The first reason stays."""
+        """Assign nothing to this engine, and what it has to others (`reassign`). The first reason stays."""
         self.dead.setdefault(engine, reason)
+        for entry in self._entries.values():
+            entry.lost |= entry.engine == engine
+
+    def mark_alive(self, engine: str) -> None:
+        """The engine serves again, in a process that knows of no requests."""
+        if self.dead.pop(engine, None) is not None:
+            self._unwanted = {unwanted for unwanted in self._unwanted if unwanted[0] != engine}
 
     def none_alive(self, request_ids: tuple[str, ...] = ()) -> NoEngineError:
         """The error to raise when no engine is left."""
-        return NoEngineError("no engine is alive: " + "; ".join(f"{name}: {reason}" for name, reason in self.dead.items()), request_ids)
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in self.dead.items())
+        return NoEngineError(", ".join(self.dead), f"no engine is alive: {reasons}", request_ids)
 
     def at(self, engine: str) -> tuple[str, ...]:
         """Ids of the requests that the engine has."""
@@ -68,8 +77,15 @@ class Outstanding:
         """Engines that have a request, dead ones included."""
         return {entry.engine for entry in self._entries.values()}
 
-    def assign(self, requests: Sequence[GenerationRequest]) -> Parts:
+    def lost(self) -> dict[str, str]:
+        """Requests for `reassign`: id to the engine that had it."""
+        return {request_id: entry.engine for request_id, entry in self._entries.items() if entry.lost}
+
+    def assign(self, requests: Sequence[GenerationRequest], *, hold: bool = False) -> Parts:
         """Spread the requests over the living engines.
+
+        Args:
+            hold: when none lives, keep them for `reassign`.
 
         Raises:
             RequestError: an id is out already, or occurs twice. NoEngineError: none lives. Nothing is assigned then.
@@ -79,6 +95,11 @@ class Outstanding:
             if request.request_id in seen:
                 raise RequestError(f"request {request.request_id!r} occurs twice, or is running already")
             seen.add(request.request_id)
+        if not self.alive and hold:
+            for request in requests:
+                self._entries[request.request_id] = _Entry(request, next(iter(self.load)), engines=0, lost=True)
+                self.load[next(iter(self.load))] += cost(request)
+            return {}
         if not self.alive:
             raise self.none_alive()
         parts: Parts = {}
@@ -110,22 +131,27 @@ class Outstanding:
         """The engine could not stop these withdrawn requests: they had ended, and their results are still to come."""
         self._unwanted.update((engine, request_id) for request_id in request_ids)
 
-    def reassign(self) -> tuple[Parts, dict[str, list[str]]]:
+    def reassign(self, *, hold: bool = False) -> tuple[Parts, dict[str, list[str]]]:
         """Give the requests of dead engines to living ones.
+
+        Args:
+            hold: when none lives, keep them.
 
         Returns:
             What to submit where; and the ids that are given up, by their last engine.
         """
         parts: Parts = {}
         given_up: dict[str, list[str]] = {}
-        lost = [(request_id, entry) for request_id, entry in self._entries.items() if entry.engine in self.dead]
+        if hold and not self.alive:
+            return {}, {}
+        lost = [(request_id, entry) for request_id, entry in self._entries.items() if entry.lost]
         for request_id, entry in lost:
             if entry.engines == MOST_ENGINES or not self.alive:
                 given_up.setdefault(self._forget(request_id).engine, []).append(request_id)
             else:
                 self.load[entry.engine] -= cost(entry.request)
                 entry.engine = self._take(entry.request)
-                entry.engines += 1
+                entry.engines, entry.lost = entry.engines + 1, False
                 parts.setdefault(entry.engine, []).append(entry.request)
         return parts, given_up
 

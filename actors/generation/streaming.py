@@ -20,21 +20,17 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from actors.generation.types import UpdateOptions
-from actors.generation.versions import TokenVersions
-from actors.generation.vllm_executors import Job, Sink, must_reset, overdue, prompt_input, record_versions
+from actors.generation.vllm_executors import Executor, Job, Sink, must_reset, overdue, prompt_input, record_versions
 from actors.refit.transport import UpdateInfo
 
 _LOOK_S = 0.01  # between two looks at whether the running requests have ended
 
 
-class Async:
+class Async(Executor):
     """Everything but construction and shutdown runs on the loop."""
 
     def __init__(self, arguments: dict[str, Any], sink: Sink, timeout_s: float) -> None:
-        self.versions = TokenVersions()
-        self.updating = ""
-        self.asleep = False
-        self._sink = sink
+        super().__init__(sink)
         self._loop = asyncio.new_event_loop()
         self._door = asyncio.Lock()  # held while requests are added, and during an update
         self._wanted: set[str] = set()  # started, neither ended nor aborted
@@ -43,8 +39,7 @@ class Async:
         # vLLM's core process is a child of this thread, which lives as long as the actor does.
         threading.Thread(target=self._loop.run_forever, name="vllm-loop", daemon=True).start()
         self._llm: AsyncLLM = self._wait(self._begin(arguments), timeout_s, "the engine core to start")
-        self.max_model_len = int(self._llm.model_config.max_model_len)
-        self.vocab_size = int(self._llm.model_config.get_vocab_size())
+        self._read_limits(self._llm.model_config)
 
     def start(self, jobs: Sequence[Job]) -> None:
         self._loop.call_soon_threadsafe(self._start, jobs)

@@ -11,6 +11,7 @@ from typing import Literal
 
 from actors.generation.versions import Segments
 from actors.waiting import ActorGoneError
+from configs.staleness import AsyncConfig
 
 FinishReason = Literal["stop", "length"]
 EngineState = Literal["new", "ready", "failed", "stopped"]
@@ -85,6 +86,12 @@ class UpdateOptions:
     recompute_kv_cache: bool = True
     recover: bool = False
 
+    @classmethod
+    def of_async(cls, rules: AsyncConfig) -> UpdateOptions:
+        """In an asynchronous run."""
+        mode: UpdateMode = "in_flight" if rules.in_flight_weight_updates else "wait"
+        return cls(mode, rules.recompute_kv_cache_after_weight_updates, recover=True)
+
 
 @dataclass(frozen=True)
 class WeightUpdate:
@@ -104,8 +111,10 @@ class EngineHealth:
     """What an engine says of itself.
 
     Attributes:
-        failure: empty unless the state is "failed".
+        weight_version: of the last update; 0 before any. failure: empty unless the state is "failed".
         updating: what an update of the weights is doing; empty when there is none.
+        stale: Ray has started this process in place of one that died, and no update of the weights has succeeded in it yet.
+        incarnation: of the engine's process: another one has another.
     """
 
     state: EngineState
@@ -113,6 +122,8 @@ class EngineHealth:
     running_requests: int
     failure: str = ""
     updating: str = ""
+    stale: bool = False
+    incarnation: str = ""
 
 
 class RequestError(ValueError):
@@ -131,6 +142,10 @@ class EngineFailedError(RuntimeError):
     """The engine raised inside vLLM and its state is unknown: every later call fails with the same reason."""
 
 
+class EngineNotReadyError(RuntimeError):
+    """The engine has not started, or has been started again: it is without the caller's requests, and without the run's weights."""
+
+
 class EngineDiedError(ActorGoneError):
     """An engine actor is dead, silent or failed.
 
@@ -147,16 +162,5 @@ class EngineDiedError(ActorGoneError):
         return self._message
 
 
-class NoEngineError(RuntimeError):
-    """Every engine is dead. The message lists them with their reasons.
-
-    Attributes:
-        request_ids: of submitted requests that end with this.
-    """
-
-    def __init__(self, message: str, request_ids: tuple[str, ...] = ()) -> None:
-        super().__init__(message, request_ids)
-        self.request_ids, self._message = request_ids, message
-
-    def __str__(self) -> str:
-        return self._message
+class NoEngineError(EngineDiedError):
+    """Every engine is dead. The message lists them with their reasons; `request_ids` are of the submitted requests that end with this."""

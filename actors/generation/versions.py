@@ -30,13 +30,7 @@ class TokenVersions:
         return self._versions[-1]
 
     def loaded(self, version: int, at: float) -> None:
-        """Tokens stamped `at` or later (seconds, monotonic) come from `version`.
-
-        Raises:
-            ValueError: `at` lies before an earlier update.
-        """
-        if self._times and at < self._times[-1]:
-            raise ValueError(f"weight version {version} at {at:.6f} s lies before the update at {self._times[-1]:.6f} s")
+        """Tokens stamped `at` or later (seconds, monotonic) come from `version`. Updates come in the order of time."""
         self._times.append(at)
         self._versions.append(version)
 

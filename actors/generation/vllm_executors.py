@@ -9,10 +9,11 @@ Imports vLLM (15 s): import it only in the engine's process, after `engine.prepa
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from vllm.config import WeightTransferConfig
+from vllm.config import ModelConfig, WeightTransferConfig
 from vllm.inputs.engine import TokensInput, tokens_input
 from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
@@ -35,33 +36,38 @@ class Job(NamedTuple):
 
 
 class Sink(Protocol):
-    """Where an executor reports. Called from the executor's thread."""
+    """Where an executor reports, from its thread: the engine."""
 
-    def finished(self, key: str, output: RequestOutput, segments: Segments) -> None:
-        """A request has ended by itself: once for each that is not aborted."""
+    def finished(self, key: str, output: RequestOutput, segments: Segments) -> None: ...
 
-    def failed(self, doing: str, error: BaseException) -> None:
-        """vLLM raised; nothing more will be reported."""
+    def failed(self, doing: str, error: BaseException) -> None: ...
 
 
-class Executor(Protocol):
-    """What `Engine` needs of vLLM. Calls may come from several threads; `load` one at a time."""
+class Executor(ABC):
+    """What `Engine` needs of vLLM. Calls may come from several threads; `load`, `sleep` and `wake_up` one at a time."""
 
-    max_model_len: int
-    vocab_size: int
-    versions: TokenVersions
-    updating: str  # what `load` is doing; empty outside it
-    asleep: bool
+    def __init__(self, sink: Sink) -> None:
+        self.versions = TokenVersions()
+        self.updating = ""  # what `load` is doing; empty outside it
+        self.asleep = False
+        self._sink = sink
 
+    def _read_limits(self, config: ModelConfig) -> None:
+        self.max_model_len, self.vocab_size = int(config.max_model_len), int(config.get_vocab_size())
+
+    @abstractmethod
     def start(self, jobs: Sequence[Job]) -> None:
         """Let them join the running requests, all between the same two steps. Does not wait."""
 
+    @abstractmethod
     def abort(self, keys: Sequence[str]) -> None:
         """Stop those that still run. Does not wait; one that ends meanwhile is reported."""
 
+    @abstractmethod
     def join_transfer(self, init_info: dict[str, Any], timeout_s: float) -> None:
         """vLLM's init_weight_transfer_engine."""
 
+    @abstractmethod
     def load(self, infos: Iterable[UpdateInfo], version: int, options: UpdateOptions, timeout_s: float) -> float:
         """Load complete, checked weights; wake up for it. Returns the seconds for which running requests stood still.
 
@@ -71,15 +77,19 @@ class Executor(Protocol):
             GenerationTimeoutError: mode "wait", and requests still ran at the deadline. Nothing was loaded; they go on.
         """
 
+    @abstractmethod
     def sleep(self, level: int, timeout_s: float) -> None:
         """Free the GPU memory of the KV cache and the weights (`GenerationConfig.sleep_level`). Nothing may run."""
 
+    @abstractmethod
     def wake_up(self, timeout_s: float) -> None:
         """Take the memory again, with the weights that were kept."""
 
     def died(self) -> bool:
         """Whether a process that vLLM started is gone. Does not wait."""
+        return False
 
+    @abstractmethod
     def shutdown(self) -> None:
         """End vLLM and its processes."""
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import ray
 
 from actors.generation.pool import EnginePool
-from actors.generation.types import UpdateOptions, WeightUpdate
+from actors.generation.types import NoEngineError, UpdateOptions, WeightUpdate
 from actors.refit.transport import NotDeliveredError, RefitPlan
 from actors.refit.transports import TRANSPORTS
 from actors.waiting import ActorTimeoutError, outcomes
@@ -35,13 +35,24 @@ class WeightSync:
         self._transport = TRANSPORTS[plan.transport](timeout_s)
 
     def send(self, version: int, options: UpdateOptions) -> dict[str, WeightUpdate]:
-        """Give the present weights to all living engines. Returns what it took, by engine.
+        """Give the present weights to all living engines, and to those that were started again. Returns what it took, by engine.
+
+        When all of them die of it, or meanwhile, but may come back, it is done once more.
 
         Raises:
-            As `EnginePool.end_update`. ActorGoneError, ActorTimeoutError: a worker is lost, or an end is stuck; named.
+            As `EnginePool.members`, `end_update`. ActorGoneError, ActorTimeoutError: a worker is lost, or an end is stuck; named.
         """
-        offered, sends = self._transport.offer(self._plan, self._workers, self._engines.namespace, self._engines.alive)
-        updates = self._engines.begin_update(offered, version, options)
+        try:
+            return self._send(version, options)
+        except NoEngineError:
+            if not self._engines.returning:
+                raise
+        return self._send(version, options)
+
+    def _send(self, version: int, options: UpdateOptions) -> dict[str, WeightUpdate]:
+        members = self._engines.members()
+        offered, sends = self._transport.offer(self._plan, self._workers, self._engines.namespace, members)
+        updates = self._engines.begin_update(offered, version, options, members)
         self._await(sends, updates, version)
         return self._engines.end_update(updates, version)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,17 +74,26 @@ def weight_files(directory: Path) -> list[Path]:
     return [directory / name for name in names]
 
 
+@contextmanager
+def open_weights(path: str) -> Iterator[dict[str, Any]]:
+    """For each weight of the directory, by name, the `safe_open` file that holds it.
+
+    Raises:
+        ConfigError: as `weight_files`.
+    """
+    with ExitStack() as stack:
+        files = [stack.enter_context(safe_open(file, framework="pt")) for file in weight_files(Path(path))]
+        yield {name: file for file in files for name in file.keys()}  # noqa: SIM118  (not a dict)
+
+
 def tensor_shapes(path: str) -> dict[str, tuple[int, ...]]:
     """The shape of each weight of the directory by name, read from the headers of its files.
 
     Raises:
         ConfigError: as `weight_files`.
     """
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in weight_files(Path(path)):
-        with safe_open(file, framework="pt") as tensors:
-            shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118  (not a dict)
-    return shapes
+    with open_weights(path) as files:
+        return {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()}
 
 
 def save_model_dir(directory: Path, source: Path, weights: Mapping[str, torch.Tensor], dtype: str) -> None:

@@ -82,15 +82,9 @@ def _train_tokenizer(texts: Iterable[str], config: ModelConfig) -> PreTrainedTok
 
 def _qwen3(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
     return Qwen3Config(
+        **config.model_dump(exclude={"path", "gguf", "vocab_size"}),
         vocab_size=-(-len(tokenizer) // 8) * 8,  # divides by any tensor-parallel size up to 8
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads,
         head_dim=config.hidden_size // config.num_attention_heads,
-        max_position_embeddings=config.max_position_embeddings,
-        tie_word_embeddings=config.tie_word_embeddings,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,

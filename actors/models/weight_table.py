@@ -9,18 +9,15 @@ value head together; fused gate and up are stacked within each tensor-parallel s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
-from safetensors import safe_open
 
-from actors.models.hf import head_dim, weight_files
+from actors.models.hf import head_dim, open_weights
 
 
 class Layout(Protocol):
@@ -45,15 +42,17 @@ class Replicated:
 
 @dataclass(frozen=True)
 class Split:
-    """Cut evenly along `dim`: 0 for a column-parallel layer, 1 for a row-parallel layer."""
+    """Each tensor cut evenly along `dim` (0 for a column-parallel layer, 1 for a row-parallel layer), its parts stacked along it."""
 
     dim: int
+    tensors: int = 1
 
     def shard(self, full: Sequence[torch.Tensor], rank: int, size: int) -> torch.Tensor:
-        return full[0].chunk(size, dim=self.dim)[rank]
+        return torch.cat([tensor.chunk(size, dim=self.dim)[rank] for tensor in full], dim=self.dim)
 
     def merge(self, shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [torch.cat(list(shards), dim=self.dim)]
+        parts = [shard.chunk(self.tensors, dim=self.dim) for shard in shards]
+        return [torch.cat(tensor, dim=self.dim) for tensor in zip(*parts, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -67,17 +66,6 @@ class Vocab:
 
     def merge(self, shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [torch.cat(list(shards))[: self.tokens]]
-
-
-class GateUp:
-    """[gate; up], each cut along dimension 0."""
-
-    def shard(self, full: Sequence[torch.Tensor], rank: int, size: int) -> torch.Tensor:
-        return torch.cat([tensor.chunk(size, dim=0)[rank] for tensor in full])
-
-    def merge(self, shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        halves = [shard.chunk(2, dim=0) for shard in shards]
-        return [torch.cat([half[i] for half in halves]) for i in (0, 1)]
 
 
 @dataclass(frozen=True)
@@ -132,7 +120,7 @@ def _layer(hf: Any, layer: int, local: int, stage: int) -> list[Entry]:
         ("self_attention.linear_qkv.weight", tuple(f"{name}.weight" for name in attention), qkv),
         ("self_attention.linear_proj.weight", (f"{source}.self_attn.o_proj.weight",), Split(1)),
         ("pre_mlp_layernorm.weight", (f"{source}.post_attention_layernorm.weight",), Replicated()),
-        ("mlp.linear_fc1.weight", (f"{source}.mlp.gate_proj.weight", f"{source}.mlp.up_proj.weight"), GateUp()),
+        ("mlp.linear_fc1.weight", (f"{source}.mlp.gate_proj.weight", f"{source}.mlp.up_proj.weight"), Split(0, tensors=2)),
         ("mlp.linear_fc2.weight", (f"{source}.mlp.down_proj.weight",), Split(1)),
     ]
     if hf.model_type == "qwen2":
@@ -152,10 +140,15 @@ def load_hf(model: GPTModel, path: str, hf: Any) -> None:
     stage, stages = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_world_size()
     parameters = _parameters(model)
     unfilled = set(parameters)
-    with torch.no_grad(), _reader(path) as tensor:
-        for entry in _with_tied_output(table(hf, stages), hf, stages):
+    entries = table(hf, stages)
+    if hf.tie_word_embeddings and stages > 1:  # the last stage holds a copy that Megatron keeps equal by summing gradients
+        entries.append(Entry("output_layer.weight", ("model.embed_tokens.weight",), Vocab(hf.vocab_size), stages - 1))
+    with torch.no_grad(), open_weights(path) as files:
+        for entry in entries:
             if entry.stage == stage:
-                shard = entry.layout.shard([tensor(name) for name in entry.hf], rank, size)
+                if missing := [name for name in entry.hf if name not in files]:
+                    raise ValueError(f"the model's files have no tensor {missing[0]!r}")
+                shard = entry.layout.shard([files[name].get_tensor(name) for name in entry.hf], rank, size)
                 if shard.shape != parameters[entry.megatron].shape:
                     raise ValueError(
                         f"{', '.join(entry.hf)} in {path} give {entry.megatron} the shape {tuple(shard.shape)}; "
@@ -182,13 +175,6 @@ def _parameters(model: GPTModel) -> dict[str, torch.nn.Parameter]:
             name = name.replace(fused, plain)
         found[name] = parameter
     return found
-
-
-def _with_tied_output(entries: list[Entry], hf: Any, stages: int) -> list[Entry]:
-    # With tied embeddings over several stages, the last stage holds a copy that Megatron keeps equal by summing gradients.
-    if not hf.tie_word_embeddings or stages == 1:
-        return entries
-    return [*entries, Entry("output_layer.weight", ("model.embed_tokens.weight",), Vocab(hf.vocab_size), stages - 1)]
 
 
 def export_hf(model: GPTModel, hf: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -224,19 +210,3 @@ def _broadcast_over_pp(tensors: list[torch.Tensor], stage: int, count: int, like
     for tensor in tensors:
         torch.distributed.broadcast(tensor, src=source, group=group)
     return tensors
-
-
-@contextmanager
-def _reader(path: str) -> Iterator[Callable[[str], torch.Tensor]]:
-    """Tensors of a directory's safetensors files by name."""
-    with ExitStack() as stack:
-        files = [stack.enter_context(safe_open(file, framework="pt")) for file in weight_files(Path(path))]
-        where = {name: file for file in files for name in file.keys()}  # noqa: SIM118  (not a dict)
-
-        def tensor(name: str) -> torch.Tensor:
-            if name not in where:
-                raise ValueError(f"the model's files have no tensor {name!r}")
-            found: torch.Tensor = where[name].get_tensor(name)
-            return found
-
-        yield tensor

@@ -7,6 +7,7 @@ worker method ── with runtime(device) ──► Megatron ── zeros(device
 from __future__ import annotations
 
 import datetime
+import functools
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 from unittest.mock import patch
@@ -16,8 +17,6 @@ from torch.overrides import TorchFunctionMode
 
 from actors.policy.cuda_graphs import SEED_OPTIONS
 from configs.policy import ParallelConfig
-
-_shim: TorchFunctionMode | None = None
 
 
 class PeerLostError(RuntimeError):
@@ -42,9 +41,7 @@ def runtime(device: torch.device) -> AbstractContextManager[Any]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
         return nullcontext()
-    install_cpu_shim()
-    assert _shim is not None
-    return _shim
+    return _cpu_shim()
 
 
 def reset_peak_memory(device: torch.device) -> None:
@@ -98,16 +95,13 @@ def _as_it_is(function: Any = None, **_: Any) -> Any:
     return function if function is not None else _as_it_is
 
 
-def install_cpu_shim() -> None:
-    """Map CUDA calls of Megatron-Core to the CPU, for this process. Idempotent; never call it where CUDA is used.
+@functools.cache
+def _cpu_shim() -> TorchFunctionMode:
+    """Map CUDA calls of Megatron-Core to the CPU, for this process. Never call it where CUDA is used.
 
     Megatron is imported here without torch.compile, with which it decorates its fusions for GPUs: that would import torch's compiler,
     a quarter of the CPU time of starting a worker.
     """
-    global _shim
-    if _shim is not None:
-        return
-    _shim = _CudaMeansCpu()
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment, return-value]
     torch.cuda.synchronize = lambda device=None: None
     torch.cuda.current_stream = lambda device=None: _NoStream()  # type: ignore[assignment, return-value]
@@ -115,6 +109,7 @@ def install_cpu_shim() -> None:
     torch.nn.Module.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
     with patch.object(torch, "compile", _as_it_is):
         import megatron.core  # noqa: F401
+    return _CudaMeansCpu()
 
 
 def init_distributed(

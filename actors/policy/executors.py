@@ -41,6 +41,7 @@ class Request:
 
     method: str
     arguments: tuple[Any, ...] = ()
+    apart: bool = False  # no replica waits for another in it: one that fails leaves the others alone
 
     def pack(self) -> bytes:
         """The request as a worker's `execute` takes it. Ray passes bytes through; pickling by Ray itself takes three times as long."""
@@ -155,8 +156,8 @@ class CompiledExecutor:
         futures = [threads.submit(self._one, replica, request, timeout_s) for replica, request in enumerate(requests)]
         done, running = wait(futures, return_when=FIRST_EXCEPTION)
         if failed := next((future for future in futures if future in done and future.exception()), None):
-            # The others may have failed alike, or wait in a collective for the failed one.
-            if wait(running, timeout=_GRACE_S).not_done:
+            # The others may have failed alike, or wait in a collective for the failed one. Where they do not, the graphs stay whole.
+            if wait(running, timeout=timeout_s if requests[0].apart else _GRACE_S).not_done:
                 self._tear_down(f"{type(failed.exception()).__name__}: {failed.exception()}")
             failed.result()
         return [future.result() for future in futures]

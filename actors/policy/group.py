@@ -29,14 +29,16 @@ from actors.generation.weight_sync import WeightSync
 from actors.heap import freeze_heap
 from actors.models.flops import training_flops
 from actors.policy.executors import Request, build_executor
+from actors.policy.limits import Limits
 from actors.policy.turns import Turn, Turns
 from actors.policy.warm_up import warm_up
 from actors.policy.worker_actor import PolicyWorkerActor, free_port
 from actors.refit.transport import RefitPlan
-from actors.waiting import wait_all
+from actors.waiting import ActorTimeoutError, wait, wait_all
 from configs.deadlines import Deadlines
 from configs.policy import OptimizerConfig, PolicyConfig
 
+_POLL_S = 0.1  # between two questions whether a save is written
 _MEMORY = "gpu_memory/"  # metrics of one worker; the largest of all is reported
 
 
@@ -62,23 +64,25 @@ class PolicyGroup:
             generation=refit_plan.engine_timeout_s, data_plane=timeout_s, policy=config.call_timeout_s, updates=config.updates_per_step
         )
         self._lock = threading.RLock()  # a worker does one thing at a time, however many threads this actor has
+        self._save_lock = threading.Lock()
+        self._saving: tuple[str, int] | None = None  # directory and weight version of the save that is being written
         self._turns = Turns(self._deadlines.policy_stage)
         self._refit_plan = refit_plan
         self._weight_sync: WeightSync | None = None  # built at the first refit, when the engines are known
         init_method = f"tcp://127.0.0.1:{free_port('127.0.0.1')}"
         remote = ray.remote(PolicyWorkerActor)
-        self._workers = [
-            remote.options(name=f"policy-worker-{rank}", namespace=namespace, **worker_options).remote(
+        self._workers = {}  # by name
+        for rank in range(config.parallel.world_size):
+            name = f"policy-worker-{rank}"
+            self._workers[name] = remote.options(name=name, namespace=namespace, **worker_options).remote(
                 config, model_path, rank, init_method, address, timeout_s, seed, temperature, refit_plan.transport
             )
-            for rank in range(config.parallel.world_size)
-        ]
 
     def ready(self) -> str:
         """Build the model on every worker, compile the graph, and warm up. A line for the log."""
         info = self._on_all("setup")[0]
         self._row_multiple = self._config.parallel.row_multiple(info["device"])
-        named = list(self._named_workers().items())
+        named = list(self._workers.items())
         replicas = [dict(named[rank] for rank in ranks) for ranks in self._config.parallel.replicas]
         self._executor, how = build_executor(replicas, self._deadlines.workers, self._config.compiled_graph)
         plane = connect(self._address, timeout_s=self._timeout_s)
@@ -94,11 +98,12 @@ class PolicyGroup:
             f"{info['cuda_graphs']}; warm-up: {seconds}"
         )
 
-    def train(self, meta: KVBatchMeta, objective: str, turn: Turn | None = None) -> dict[str, float]:
+    def train(self, meta: KVBatchMeta, objective: str, turn: Turn | None = None, limits: Limits | None = None) -> dict[str, float]:
         """Optimizer steps over the batch.
 
         Args:
             objective: policy.loss.objective, of rollouts: `updates_per_step` steps, and a new weight version. Or "sft": one step.
+            limits: as of `PolicyWorker.train`. The weight version grows also by a step without an update.
 
         Returns:
             Means over them (maxima of `/max` and `gpu_memory/`, sums of `cuda_graph/`), padding_waste (the part of the computed tokens
@@ -113,7 +118,7 @@ class PolicyGroup:
         plans = [self._plan(meta.slice(update * size, (update + 1) * size)) for update in range(updates)]
         with self._in_turn(turn):
             started = time.monotonic()
-            history = self._train(plans, objective)
+            history = self._train(plans, objective, limits)
             self._version += of_rollouts
             seconds = time.monotonic() - started
         metrics = {name: _over_updates(name, [h[name] for h in history]) for name in history[0]}
@@ -131,7 +136,7 @@ class PolicyGroup:
         plan = self._plan(meta)
         with self._in_turn(turn):
             started = time.monotonic()
-            metrics = self._run("logprob", plan, column, reference)
+            metrics = self._run("logprob", plan, column, reference, apart=True)
             return {"logprob_s": time.monotonic() - started} | {name: metrics[name] for name in metrics if name.startswith(_MEMORY)}
 
     def evaluate(self, meta: KVBatchMeta) -> dict[str, float]:
@@ -165,8 +170,11 @@ class PolicyGroup:
             started = time.monotonic()
             if self._weight_sync is None:
                 patience = self._config.timeout_s + self._refit_plan.engine_timeout_s  # the engines' own deadline is the inner one
-                pool = EnginePool(self._namespace, engines, timeout_s=patience, recover=options.recover)
-                self._weight_sync = WeightSync(self._refit_plan, self._named_workers(), pool, self._config.timeout_s)
+                restart_s = self._deadlines.restart
+                pool = EnginePool(
+                    self._namespace, engines, timeout_s=patience, recover=options.recover, restart_s=restart_s, return_s=restart_s
+                )
+                self._weight_sync = WeightSync(self._refit_plan, self._workers, pool, self._config.timeout_s)
             taken = self._weight_sync.send(self._version, options)
             return {
                 "weight_version": self._version,
@@ -174,6 +182,69 @@ class PolicyGroup:
                 "bytes": float(max(update.bytes for update in taken.values())),
                 "pause_s": max(update.pause_s for update in taken.values()),
             }
+
+    def prepare_saves(self, timeout_s: float) -> None:
+        """Allocate the workers' host memory for saves: the first save then stands still no longer than others."""
+        self._call("prepare_save", timeout_s=timeout_s)
+
+    def begin_save(self, directory: str, timeout_s: float, turn: Turn | None = None) -> dict[str, float]:
+        """Copy the policy's state, and begin to write it to a directory that all workers see. A save before this one is waited for.
+
+        Args:
+            timeout_s: longest wait for that save (as of `wait_for_save`).
+
+        Returns:
+            standstill_s: training could not go on; waited_s: for the save before.
+
+        Raises:
+            CheckpointError: the save before could not be written. ActorGoneError, ActorTimeoutError: a worker is lost.
+            WithdrawnError: not begun.
+        """
+        with self._save_lock:
+            started = time.monotonic()
+            if self._saving is not None:
+                self._end_save(timeout_s)
+            waited = time.monotonic() - started
+            with self._in_turn(turn):
+                started = time.monotonic()
+                self._call("begin_save", directory, timeout_s=self._deadlines.policy_stage)
+                self._saving = (directory, self._version)
+                return {"standstill_s": time.monotonic() - started, "waited_s": waited}
+
+    def wait_for_save(self, timeout_s: float) -> float:
+        """Wait until the save that was begun is written. Stages go on meanwhile. Returns the seconds of writing, 0 if none was begun.
+
+        Args:
+            timeout_s: longest writing; the call may take three times `Deadlines.policy_stage` longer, where workers are busy or silent.
+
+        Raises:
+            CheckpointError: it could not be written. ActorGoneError, ActorTimeoutError: a worker is lost, or `timeout_s` was too short.
+        """
+        with self._save_lock:
+            return self._end_save(timeout_s) if self._saving is not None else 0.0
+
+    def load_state(self, directory: str, optimizer: OptimizerConfig | None, timeout_s: float) -> dict[str, Any]:
+        """Go on from a saved state, also after further training. Arguments and result as of `PolicyWorker.load_state`.
+
+        Raises:
+            CheckpointError: it is damaged, or another model's. ActorGoneError, ActorTimeoutError: a worker is lost.
+        """
+        with self._lock:
+            loaded: dict[str, Any] = self._call("load_state", directory, optimizer, timeout_s=timeout_s)[0]
+            self._version = loaded["weight_version"]
+        return loaded
+
+    def scale_rate(self, factor: float) -> None:
+        """Multiply the learning rate of all further steps, the schedule's end included, by this factor."""
+        self._call("scale_rate", factor)
+
+    def save_reference(self, directory: str, timeout_s: float) -> None:
+        """Write the reference weights. Raises CheckpointError."""
+        self._call("save_reference", directory, timeout_s=timeout_s)
+
+    def load_reference(self, directory: str, timeout_s: float) -> None:
+        """Make saved weights the reference policy. Raises CheckpointError."""
+        self._call("load_reference", directory, timeout_s=timeout_s)
 
     def save_hf(self, path: str) -> None:
         """Write the weights as a Hugging Face directory."""
@@ -194,33 +265,49 @@ class PolicyGroup:
             sequence_align=parallel.sequence_multiple,
         )
 
-    def _train(self, plans: list[BatchPlan], objective: str) -> list[dict[str, float]]:
+    def _train(self, plans: list[BatchPlan], objective: str, limits: Limits | None) -> list[dict[str, float]]:
         replicas = zip(*(plan.shards for plan in plans), strict=True)
-        requests = [Request("train_steps", (shards, objective)) for shards in replicas]
+        requests = [Request("train_steps", (shards, objective, limits)) for shards in replicas]
         updates = zip(*self._execute(requests, stages=len(plans)), strict=True)
         return [_of_all(list(ranks)) | {"padding_waste": 1 - plan.token_efficiency} for ranks, plan in zip(updates, plans, strict=True)]
 
-    def _run(self, method: str, plan: BatchPlan, *arguments: Any) -> dict[str, float]:
-        return _of_all([rank or {} for rank in self._execute([Request(method, (shard, *arguments)) for shard in plan.shards])])
+    def _run(self, method: str, plan: BatchPlan, *arguments: Any, apart: bool = False) -> dict[str, float]:
+        requests = [Request(method, (shard, *arguments), apart) for shard in plan.shards]
+        return _of_all([rank or {} for rank in self._execute(requests)])
 
     def _execute(self, requests: list[Request], stages: int = 1) -> list[Any]:
         with self._lock:
             results = self._executor.run(requests, stages)
         return [rank for replica in results for rank in replica]
 
-    def _call(self, method: str, *arguments: Any) -> list[Any]:
+    def _call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> list[Any]:
         """A method of every `PolicyWorker`."""
         with self._lock:
-            return self._on_all("call", method, *arguments)
+            return self._on_all("call", method, *arguments, timeout_s=timeout_s)
 
-    def _on_all(self, method: str, *arguments: Any) -> list[Any]:
+    def _end_save(self, timeout_s: float) -> float:
+        # Questions go to the workers beside their stages, not as ones: training goes on meanwhile.
+        assert self._saving is not None
+        (directory, version), deadline = self._saving, time.monotonic() + timeout_s
+        self._saving = None  # also when it fails: the next one begins anew
+        patience = self._deadlines.policy_stage  # without a compiled graph a question waits for the stage that runs
+        while any(writing := self._on_all("is_saving", timeout_s=patience)):
+            if time.monotonic() > deadline:
+                late = [name for name, one in zip(self._workers, writing, strict=True) if one]
+                raise ActorTimeoutError(f"{directory}: {', '.join(late)} did not write their parts within {timeout_s:g} s")
+            time.sleep(_POLL_S)
+        found = self._on_all("save_results", timeout_s=patience)
+        name = next(iter(self._workers))
+        first: Any = self._workers[name]
+        finished = first.finish_save.remote(directory, [results for results, _ in found], version)
+        wait(finished, who=name, what="finish_save", timeout_s=patience)
+        return max(float(seconds) for _, seconds in found)
+
+    def _on_all(self, method: str, *arguments: Any, timeout_s: float | None = None) -> list[Any]:
         """A method of every worker's actor."""
-        refs = {name: getattr(worker, method).remote(*arguments) for name, worker in self._named_workers().items()}
+        refs = {name: getattr(worker, method).remote(*arguments) for name, worker in self._workers.items()}
         what = str(arguments[0]) if method == "call" else method
-        return list(wait_all(refs, what=what, timeout_s=self._config.timeout_s).values())
-
-    def _named_workers(self) -> dict[str, Any]:
-        return {f"policy-worker-{rank}": worker for rank, worker in enumerate(self._workers)}
+        return list(wait_all(refs, what=what, timeout_s=timeout_s or self._config.timeout_s).values())
 
 
 def _of_all(ranks: list[dict[str, float]]) -> dict[str, float]:
@@ -229,6 +316,6 @@ def _of_all(ranks: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _over_updates(name: str, values: list[float]) -> float:
-    if name.startswith("cuda_graph/"):
+    if name.startswith(("cuda_graph/", "guard/")):
         return sum(values)
     return max(values) if name.endswith("/max") or name.startswith(_MEMORY) else sum(values) / len(values)

@@ -43,34 +43,21 @@ class VocabShard:
 def token_logprobs(
     hidden: torch.Tensor,
     project: Callable[[torch.Tensor], torch.Tensor],
-    tokens: torch.Tensor,
-    temperature: float,
-    shard: VocabShard,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """log p(tokens[:, t] | tokens[:, :t]) under softmax(logits / temperature), computed in float32.
-
-    Args:
-        hidden: [T, B, H], the last layer's output.
-        project: [t, B, H] -> logits [t, B, shard.width], any float dtype.
-        tokens: [B, T] int64.
-        temperature: of sampling, so that these are the log-probabilities of the distribution that was sampled from.
-
-    Returns:
-        Log-probabilities and entropies (nats; no gradient) of the distribution each token came from: [B, T] float32, 0 at t = 0.
-    """
-    # Position t predicts token t + 1.
-    logprobs, entropies = label_logprobs(hidden[:-1], project, tokens[:, 1:], temperature, shard)
-    return torch.nn.functional.pad(logprobs, (1, 0)), torch.nn.functional.pad(entropies, (1, 0))
-
-
-def label_logprobs(
-    hidden: torch.Tensor,
-    project: Callable[[torch.Tensor], torch.Tensor],
     labels: torch.Tensor,
     temperature: float,
     shard: VocabShard,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `token_logprobs`, of the tokens to predict at each position: labels [B, T] int64 -> two of [B, T] float32."""
+    """log p(labels[:, t] | tokens up to position t) under softmax(logits / temperature), computed in float32.
+
+    Args:
+        hidden: [T, B, H], the last layer's output.
+        project: [t, B, H] -> logits [t, B, shard.width], any float dtype.
+        labels: [B, T] int64, the token that follows each position.
+        temperature: of sampling, so that these are the log-probabilities of the distribution that was sampled from.
+
+    Returns:
+        Log-probabilities and entropies (nats; no gradient) of the distribution each label came from: [B, T] float32.
+    """
     targets = labels.t()
     step = max(1, _slice_elements(hidden) // (labels.shape[0] * shard.width))
 

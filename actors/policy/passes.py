@@ -20,7 +20,7 @@ from actors.policy.batch import MicroBatch
 from actors.policy.boundaries import packed_inputs, rows_as_slots
 from actors.policy.context import ContextPart, context_part, whole_rows
 from actors.policy.cuda_graphs import GraphCache
-from actors.policy.logprob import VocabShard, label_logprobs, token_logprobs
+from actors.policy.logprob import VocabShard, token_logprobs
 from configs.policy import PolicyConfig
 
 # On the last pipeline stage: (micro-batch, [2, S, L]) -> (loss, what the caller gets).
@@ -140,10 +140,11 @@ class Passes:
             logits: torch.Tensor = output_layer(part, weight=output_weight)[0]
             return logits
 
+        labels = input_ids[:, 1:] if context is None else context.labels
+        values = torch.stack(token_logprobs(hidden_states[: labels.shape[1]], project, labels, self._temperature, shard))
         if context is None:
-            return torch.stack(token_logprobs(hidden_states, project, input_ids, self._temperature, shard))
-        mine = torch.stack(label_logprobs(hidden_states, project, context.labels, self._temperature, shard))
-        return whole_rows(mine, context, state.get_context_parallel_group())
+            return torch.nn.functional.pad(values, (1, 0))
+        return whole_rows(values, context, state.get_context_parallel_group())
 
 
 def report_vector(report: Mapping[str, torch.Tensor], names: Sequence[str], device: torch.device) -> torch.Tensor:

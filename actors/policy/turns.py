@@ -11,7 +11,6 @@ goes on waiting, since a failed stage may be repeated. Once its step is withdraw
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,7 +50,6 @@ class Turns:
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
-        self._changes = 0
         self._ended: set[tuple[int, str]] = set()
         self._withdrawn = 0
 
@@ -62,7 +60,16 @@ class Turns:
         Raises:
             WithdrawnError: the step was withdrawn. ActorTimeoutError: no stage began or ended for `timeout_s`.
         """
-        self._wait(turn)
+        with self._changed:
+            while missing := [stage for stage in turn.after if (turn.step, stage) not in self._ended]:
+                self._check(turn)
+                if not self._changed.wait(self._timeout_s):  # every call that begins or ends notifies
+                    raise ActorTimeoutError(
+                        f"{turn.stage} of step {turn.step}: {', '.join(missing)} had not ended, and nothing went on for "
+                        f"{self._timeout_s:.0f} s"
+                    )
+            self._check(turn)
+        self._note()
         try:
             yield
         except BaseException:
@@ -74,21 +81,6 @@ class Turns:
         """Stages of this step and of earlier ones that wait, or come later, do not begin."""
         with self._changed:
             self._withdrawn = step
-            self._changed.notify_all()
-
-    def _wait(self, turn: Turn) -> None:
-        with self._changed:
-            while missing := [stage for stage in turn.after if (turn.step, stage) not in self._ended]:
-                self._check(turn)
-                before, deadline = self._changes, time.monotonic() + self._timeout_s
-                while self._changes == before:
-                    if not self._changed.wait(deadline - time.monotonic()):
-                        raise ActorTimeoutError(
-                            f"{turn.stage} of step {turn.step}: {', '.join(missing)} had not ended, and nothing went on for "
-                            f"{self._timeout_s:.0f} s"
-                        )
-                    self._check(turn)
-            self._check(turn)
         self._note()
 
     def _check(self, turn: Turn) -> None:
@@ -97,7 +89,6 @@ class Turns:
 
     def _note(self, ended: Turn | None = None) -> None:
         with self._changed:
-            self._changes += 1
             if ended is not None:
                 self._ended = {(step, stage) for step, stage in self._ended if step >= ended.step} | {(ended.step, ended.stage)}
             self._changed.notify_all()

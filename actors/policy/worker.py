@@ -25,11 +25,15 @@ from actors.policy import device as devices
 from actors.policy.batch import BASE, MicroBatch, build
 from actors.policy.cuda_graphs import capture_stream
 from actors.policy.fetch import ColumnReader
+from actors.policy.limits import NON_FINITE, Limits, beyond, guard_of
 from actors.policy.objectives import registry as objectives
 from actors.policy.objectives.base import Objective
 from actors.policy.passes import Passes, reduce_reports, report_vector
 from actors.refit.manifest import Manifest
 from configs.policy import OptimizerConfig, PolicyConfig
+
+_CLOSE_S = 30.0
+_NO_REFERENCE = "there is no reference policy yet: call snapshot_reference first"
 
 
 def _on_device[**P, R](method: Callable[Concatenate[PolicyWorker, P], R]) -> Callable[Concatenate[PolicyWorker, P], R]:
@@ -73,6 +77,7 @@ class PolicyWorker:
         self._optimizer: Any = None
         self._scheduler: Any = None
         self._device = devices.choose(config.device, rank)
+        self._saver: Any = None  # built at the first save, or ahead of it
 
     @_on_device
     def setup(self) -> dict[str, Any]:
@@ -85,7 +90,7 @@ class PolicyWorker:
         from megatron.core import parallel_state
         from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
-        from actors.models.weight_table import load_hf
+        from actors.models.weight_table import export_hf, load_hf
         from actors.policy.model import build_model, takes_transformer_engine
 
         self._state = parallel_state
@@ -93,6 +98,7 @@ class PolicyWorker:
         shapes_vary = config.batching.mode == "dynamic"
         self._bare = build_model(self._hf, config.parallel, self._dtype, self._device, shapes_vary=shapes_vary, graphs=graphs)
         load_hf(self._bare, self._model_path, self._hf)
+        self._weights = functools.partial(export_hf, self._bare, self._hf)
         self._distributed_optimizer = self._device.type == "cuda"
         with capture_stream(self._device) if graphs else contextlib.nullcontext():
             self._model = DistributedDataParallel(
@@ -134,16 +140,18 @@ class PolicyWorker:
         """Keep a copy of the present weights as the reference policy."""
         self._reference = [parameter.detach().clone() for parameter in self._bare.parameters()]
 
-    def train_steps(self, plans: Sequence[ShardPlan], objective: str) -> list[dict[str, float]]:
+    def train_steps(self, plans: Sequence[ShardPlan], objective: str, limits: Limits | None = None) -> list[dict[str, float]]:
         """`train` on one plan after the other, up to the first that fails: the worker does not wait for the group between two."""
-        return [self.train(plan, objective) for plan in plans]
+        return [self.train(plan, objective, limits) for plan in plans]
 
     @_on_device
-    def train(self, plan: ShardPlan, objective: str) -> dict[str, float]:
+    def train(self, plan: ShardPlan, objective: str, limits: Limits | None = None) -> dict[str, float]:
         """One optimizer step over the plan's rows. Metrics are those of the whole batch, equal on every rank.
 
         Args:
             objective: policy.loss.objective, or "sft".
+            limits: by metric (above, below): beyond one of them, or when loss or gradient are not finite, weights, moments and schedule
+                stay as they are, and `guard/NAME` is 1. None: what is not finite is an error.
 
         Returns:
             `Objective.metrics`; grad_norm (before clipping) and lr; with policy.cuda_graph also the counts of `GraphCache` since the step
@@ -151,7 +159,7 @@ class PolicyWorker:
 
         Raises:
             MissingColumnsError, DataPlaneError: the columns that the objective reads were not written, or cannot be read.
-            FloatingPointError: the loss or a gradient is not finite; on every rank, and the weights stay as they were.
+            FloatingPointError: without limits, the loss or a gradient is not finite; on every rank, and the weights stay as they were.
         """
         from actors.policy.optimizer import clip_and_step
 
@@ -161,13 +169,28 @@ class PolicyWorker:
         self._optimizer.prepare_grads()
         norm = self._optimizer.get_grad_norm()
         grad_norm = float(norm)
+        metrics = self._objectives[objective].metrics(totals) | {"grad_norm": grad_norm}
+        tripped = beyond(metrics, limits or {})
         if not (math.isfinite(totals["loss"]) and math.isfinite(grad_norm)):
-            raise FloatingPointError(f"train ({objective}): loss {totals['loss']}, gradient norm {grad_norm}; no update was made")
-        self._scheduler.step(1)
-        clip_and_step(self._optimizer, norm)
-        metrics = self._objectives[objective].metrics(totals)
-        metrics |= {"grad_norm": grad_norm, "lr": float(self._optimizer.param_groups[0]["lr"])}
+            if limits is None:
+                raise FloatingPointError(f"train ({objective}): loss {totals['loss']}, gradient norm {grad_norm}; no update was made")
+            tripped = [NON_FINITE]
+        if not tripped:
+            self._scheduler.step(1)
+            clip_and_step(self._optimizer, norm)
+        metrics["lr"] = float(self._optimizer.param_groups[0]["lr"])
+        if limits is not None:
+            metrics |= {f"guard/{name}": float(name in tripped) for name in (NON_FINITE, *map(guard_of, limits))}
         return metrics | self._passes.counts() | devices.peak_memory(self._device, "train")
+
+    def scale_rate(self, factor: float) -> None:
+        """Multiply the learning rate of all further steps by this factor."""
+        self._scheduler.max_lr *= factor
+        self._scheduler.min_lr *= factor
+        for group in self._optimizer.param_groups:
+            for name in ("max_lr", "min_lr"):
+                if group.get(name) is not None:
+                    group[name] *= factor
 
     @_on_device
     def evaluate(self, plan: ShardPlan) -> dict[str, float]:
@@ -226,18 +249,14 @@ class PolicyWorker:
     @_on_device
     def export_weights(self) -> dict[str, torch.Tensor] | None:
         """All weights under Hugging Face names, on the CPU, as copies; on rank 0 only. A collective."""
-        from actors.models.weight_table import export_hf
-
         keep = self._rank == 0
-        weights = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in export_hf(self._bare, self._hf) if keep}
+        weights = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in self._weights() if keep}
         return weights if keep else None
 
     @_on_device
     def manifest(self) -> Manifest:
         """What `send_weights` sends. A collective, which gathers every weight once to see its shape."""
-        from actors.models.weight_table import export_hf
-
-        return Manifest.of(export_hf(self._bare, self._hf))
+        return Manifest.of(self._weights())
 
     @_on_device
     def send_weights(self, send: Callable[[Iterator[tuple[str, torch.Tensor]]], object]) -> None:
@@ -245,10 +264,8 @@ class PolicyWorker:
 
         A collective: every rank's `send` must take all of them. Only what it keeps stays in memory.
         """
-        from actors.models.weight_table import export_hf
-
         torch.cuda.synchronize()  # `send` may use streams of its own; the optimizer's last update must be seen there
-        send(export_hf(self._bare, self._hf))
+        send(self._weights())
         torch.cuda.synchronize()
 
     @_on_device
@@ -263,8 +280,90 @@ class PolicyWorker:
             save_model_dir(Path(path), Path(self._model_path), weights, self._config.dtype)
 
     @_on_device
+    def prepare_save(self) -> None:
+        """Allocate the host memory of saves, so that the first one does not wait for it. A collective; idempotent."""
+        from actors.policy.state import Saver
+
+        if self._saver is None:
+            self._saver = Saver(self._bare, self._optimizer, self._device)
+
+    @_on_device
+    def begin_save(self, directory: str) -> None:
+        """Copy the state to host memory, and begin to write it to the directory beside training. A collective.
+
+        Raises:
+            RuntimeError: the save before is still being written.
+        """
+        self.prepare_save()
+        self._saver.begin(self._bare, self._optimizer, self._scheduler, directory)
+
+    def is_saving(self) -> bool:
+        """Whether a save is still being written."""
+        return self._saver is not None and bool(self._saver.writing())
+
+    def save_results(self) -> tuple[list[Any], float]:
+        """What `finish_save` needs of this rank's save, which is written; and the seconds of writing.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        found: tuple[list[Any], float] = self._saver.results()
+        return found
+
+    def finish_save(self, directory: str, results: list[list[Any]], weight_version: int) -> None:
+        """Write the index over what all ranks wrote; to be called on rank 0. No collective."""
+        self._saver.finish(directory, results, weight_version, self._hf.vocab_size)
+
+    @_on_device
+    def load_state(self, directory: str, optimizer: OptimizerConfig | None) -> dict[str, Any]:
+        """Go on from a saved state: weights, masters, moments, schedule and, on the same device and layout, random states. A collective.
+
+        Args:
+            optimizer: whose schedule the run goes on with; None: the present one's.
+
+        Returns:
+            weight_version, optimizer_steps, random_states (whether they were restored).
+
+        Raises:
+            CheckpointError: the state is damaged, or another model's: seen before anything is changed. Or a file could not be read.
+        """
+        from actors.policy import state as states
+
+        saved = states.check(self._bare, self._optimizer, directory, self._hf.vocab_size)
+        if optimizer is not None:
+            self.reset_optimizer(optimizer)
+        same = states.load(self._bare, self._optimizer, self._scheduler, self._device, directory, saved)
+        return {"weight_version": saved.weight_version, "optimizer_steps": saved.optimizer_steps, "random_states": same}
+
+    @_on_device
+    def save_reference(self, directory: str) -> None:
+        """Write the reference weights. A collective.
+
+        Raises:
+            CheckpointError: they cannot be written. RuntimeError: there is no reference.
+        """
+        from actors.policy.state import save_reference
+
+        if self._reference is None:
+            raise RuntimeError(_NO_REFERENCE)
+        save_reference(self._bare, self._optimizer, self._reference, directory)
+
+    @_on_device
+    def load_reference(self, directory: str) -> None:
+        """Make saved weights the reference policy. A collective.
+
+        Raises:
+            CheckpointError: they are damaged, or another model's.
+        """
+        from actors.policy.state import load_reference
+
+        self._reference = load_reference(self._bare, self._optimizer, directory)
+
+    @_on_device
     def close(self) -> None:
-        """Leave the process group. Idempotent."""
+        """Let a save be written, but not for longer than `_CLOSE_S`, and leave the process group. Idempotent."""
+        if self._saver is not None:
+            self._saver.close(_CLOSE_S)
         self.drop_graphs()
         devices.leave_distributed()
 
@@ -302,7 +401,7 @@ class PolicyWorker:
 
     def _swap_reference(self) -> None:
         if self._reference is None:
-            raise RuntimeError("there is no reference policy yet: call snapshot_reference first")
+            raise RuntimeError(_NO_REFERENCE)
         with torch.no_grad():
             for parameter, kept in zip(self._bare.parameters(), self._reference, strict=True):
                 present = parameter.detach().clone()

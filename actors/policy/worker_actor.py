@@ -78,6 +78,18 @@ class PolicyWorkerActor:
             self._transport.prepare()
         return info
 
+    def is_saving(self) -> bool:
+        """`PolicyWorker.is_saving`; a stage may be running."""
+        return self._worker.is_saving()
+
+    def save_results(self) -> tuple[list[Any], float]:
+        """`PolicyWorker.save_results`; a stage may be running."""
+        return self._worker.save_results()
+
+    def finish_save(self, directory: str, results: list[list[Any]], weight_version: int) -> None:
+        """`PolicyWorker.finish_save`; a stage may be running."""
+        self._worker.finish_save(directory, results, weight_version)
+
     def ready(self) -> None:
         """To be called after the warm-up."""
         freeze_heap()

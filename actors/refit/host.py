@@ -28,7 +28,7 @@ class Host(Transport):
 
     backend = "host"
 
-    def offer(self, plan: RefitPlan, workers: Mapping[str, Any], namespace: str, engines: list[str]) -> tuple[Any, dict[str, Any]]:
+    def offer(self, plan: RefitPlan, workers: Mapping[str, Any], namespace: str, engines: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:
         """As `Transport.offer`. The weights are in the object store when it returns, so no worker is still sending."""
         refs = {name: worker.call.remote("export_weights") for name, worker in workers.items()}
         # Only readiness is awaited: the tensors stay in the object store, and each engine maps them there.

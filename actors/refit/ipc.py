@@ -8,11 +8,9 @@ vLLM's receiver is used as it is; `SharedBuffer` says why its sender is not.
 from __future__ import annotations
 
 import functools
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +20,7 @@ from torch import distributed
 from torch.multiprocessing.reductions import reduce_tensor
 
 from actors.refit.manifest import Manifest, WeightLayout
-from actors.refit.transport import NotDeliveredError, RefitPlan, Transfer, Transport, UpdateInfo, Weights, bytes_of
+from actors.refit.transport import Incoming, NotDeliveredError, RefitPlan, Transfer, Transport, UpdateInfo, Weights, bytes_of
 from actors.waiting import ActorGoneError, find, wait
 
 
@@ -38,10 +36,10 @@ class Ipc(Transport):
         self._lock = threading.Lock()
         self._incoming: tuple[str, Incoming] = "", Incoming(timeout_s)  # in an engine: of the transfer that either end named last
 
-    def offer(self, plan: RefitPlan, workers: Mapping[str, Any], namespace: str, engines: list[str]) -> tuple[Any, dict[str, Any]]:
+    def offer(self, plan: RefitPlan, workers: Mapping[str, Any], namespace: str, engines: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:
         """As `Transport.offer`."""
         transfer = self._transfer(plan, workers)
-        sending = {name: worker.transport.remote("send", transfer, namespace, engines) for name, worker in workers.items()}
+        sending = {name: worker.transport.remote("send", transfer, namespace, list(engines)) for name, worker in workers.items()}
         return transfer, sending
 
     def send(self, worker: Any, transfer: Transfer, namespace: str, engines: Sequence[str]) -> None:
@@ -61,8 +59,8 @@ class Ipc(Transport):
 
     @contextmanager
     def receive(self, offered: Transfer, layout: WeightLayout, in_process: bool) -> Iterator[tuple[Iterable[UpdateInfo], int]]:
-        """As `Transport.receive`. Calls of `feed` that wait, and later ones, fail when the block ends."""
-        incoming, why = self._stream(offered.id), "the update has ended"
+        """As `Transport.receive`. Calls of `Incoming.feed` that wait, and later ones, fail when the block ends."""
+        incoming, why = self.incoming(offered.id), "the update has ended"
         try:
             layout.check(offered.manifest)
             yield incoming.pieces(len(offered.manifest.names)), offered.manifest.bytes
@@ -72,20 +70,8 @@ class Ipc(Transport):
         finally:
             incoming.close(why)
 
-    def feed(self, transfer_id: str, info: UpdateInfo) -> None:
-        """A piece. Returns when it is loaded; may come before the `receive` that it belongs to.
-
-        Raises:
-            RuntimeError: the update has ended, with the reason. TimeoutError: it took longer than the timeout.
-        """
-        self._stream(transfer_id).feed(info)
-
-    def abandon(self, transfer_id: str, reason: str) -> None:
-        """The update that waits for the rest fails now."""
-        self._stream(transfer_id).close(reason)
-
-    def _stream(self, transfer_id: str) -> Incoming:
-        """The pieces of the transfer; whichever end names it first opens it."""
+    def incoming(self, transfer_id: str) -> Incoming:
+        """As `Transport.incoming`; whichever end names the transfer first opens it."""
         with self._lock:
             if self._incoming[0] != transfer_id:
                 self._incoming[1].close("another transfer has begun")
@@ -210,75 +196,3 @@ class Delivery:
         """Tell the engines that nothing more comes. Does not wait."""
         for handle in self._handles.values():
             handle.abandon_transfer.remote(self._id, reason)
-
-
-class Incoming:
-    """Pieces on their way from the calls that bring them to the thread that loads them. No vLLM, no Ray.
-
-    feed ──► [ one piece at a time ] ──pieces──► vLLM's update_weights
-     ▲                                               │
-     └──────────── returns when it is loaded ◄───────┘
-
-    One producer, one consumer. Every wait ends after `timeout_s` seconds at the latest.
-    """
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._offered: queue.Queue[tuple[UpdateInfo, Future[None]] | None] = queue.Queue()  # None: closed
-        self._lock = threading.Lock()
-        self._closed: str | None = None
-        self._loading: Future[None] | None = None
-
-    def feed(self, info: UpdateInfo) -> None:
-        """Hand a piece over. Returns when it is loaded: its memory may then be overwritten.
-
-        Raises:
-            RuntimeError: the stream is closed; with the reason. TimeoutError: nobody loaded the piece.
-        """
-        loaded: Future[None] = Future()
-        with self._lock:
-            if self._closed is not None:
-                raise RuntimeError(self._closed)
-            self._offered.put((info, loaded))
-        try:
-            loaded.result(self._timeout_s)
-        except TimeoutError:
-            raise TimeoutError(f"a piece of the weights was not loaded within {self._timeout_s:.0f} s") from None
-
-    def pieces(self, weights: int) -> Iterator[UpdateInfo]:
-        """Pieces in the order of `feed`, until so many weights have come. Asking for the next piece says that the last one is loaded.
-
-        Raises:
-            TimeoutError: the next piece did not come. RuntimeError: the stream was closed.
-        """
-        left = weights
-        while left > 0:
-            try:
-                offered = self._offered.get(timeout=self._timeout_s)
-            except queue.Empty:
-                raise TimeoutError(
-                    f"the policy sent nothing for {self._timeout_s:.0f} s; {left} of {weights} weights are missing"
-                ) from None
-            if offered is None:
-                raise RuntimeError(self._closed)
-            info, self._loading = offered
-            yield info
-            with self._lock:
-                if self._closed is None:
-                    self._loading.set_result(None)
-                self._loading = None
-            left -= len(info["names"])
-
-    def close(self, reason: str) -> None:
-        """End the stream: whoever waits, and every later `feed`, raises the reason. Idempotent; the first reason stays."""
-        with self._lock:
-            if self._closed is not None:
-                return
-            self._closed = reason
-            waiting = [self._loading] if self._loading is not None else []
-            while not self._offered.empty():
-                if (offered := self._offered.get_nowait()) is not None:
-                    waiting.append(offered[1])
-            self._offered.put(None)
-            for future in waiting:
-                future.set_exception(RuntimeError(reason))

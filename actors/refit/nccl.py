@@ -27,17 +27,17 @@ class Nccl(Transport):
 
     def __init__(self, timeout_s: float) -> None:
         super().__init__(timeout_s)
-        self._joined: list[str] = []  # engines of the communicator, in the policy group
+        self._joined: dict[str, str] = {}  # engines of the communicator, and their incarnations, in the policy group
         self._communicator: Any = None  # in rank 0
 
-    def offer(self, plan: RefitPlan, workers: Mapping[str, Any], namespace: str, engines: list[str]) -> tuple[Any, dict[str, Any]]:
-        """As `Transport.offer`; builds the communicator when there is none, or engines have died since."""
+    def offer(self, plan: RefitPlan, workers: Mapping[str, Any], namespace: str, engines: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:
+        """As `Transport.offer`; builds the communicator when there is none, or engines have died or come since."""
         transfer = self._transfer(plan, workers)
-        if self._joined != engines:
+        if self._joined != dict(engines):
             self._connect(plan.ranks_per_engine, workers, namespace, engines)
         return transfer, {name: worker.transport.remote("send", transfer) for name, worker in workers.items()}
 
-    def _connect(self, ranks: int, workers: Mapping[str, Any], namespace: str, engines: list[str]) -> None:
+    def _connect(self, ranks: int, workers: Mapping[str, Any], namespace: str, engines: Mapping[str, str]) -> None:
         name, first = next(iter(workers.items()))
         address, port = wait(first.rendezvous.remote(), who=name, what="refit: find a port", timeout_s=self._timeout_s)
         group = {"master_address": address, "master_port": port, "world_size": 1 + len(engines) * ranks}
@@ -47,7 +47,7 @@ class Nccl(Transport):
         }
         refs[name] = first.transport.remote("join", group)
         wait_all(refs, what="refit: join the broadcast", timeout_s=self._timeout_s)
-        self._joined = list(engines)
+        self._joined = dict(engines)
 
     def prepare(self) -> None:
         """Import what `join` needs, which takes 10 s."""

@@ -7,9 +7,12 @@ Each process has its own instance and uses the methods of its end. A new transpo
 
 from __future__ import annotations
 
+import queue
+import threading
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -70,11 +73,12 @@ class Transport(ABC):
         self._manifest: Manifest | None = None
 
     @abstractmethod
-    def offer(self, plan: RefitPlan, workers: Mapping[str, Any], namespace: str, engines: list[str]) -> tuple[Any, dict[str, Any]]:
+    def offer(self, plan: RefitPlan, workers: Mapping[str, Any], namespace: str, engines: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:
         """In the policy group: start to send the present weights.
 
         Args:
-            workers: handles of all policy workers by name, rank 0 first. engines: names of the living engine actors.
+            workers: handles of all policy workers by name, rank 0 first. engines: names of the living engine actors, and
+                their incarnations: one that was started again has another, and knows nothing of what was before.
 
         Returns:
             What `receive` of each engine gets, and the references of the workers that are sending, by name.
@@ -97,12 +101,8 @@ class Transport(ABC):
             WeightMismatchError: the weights do not fit the layout; nothing was loaded.
         """
 
-    def feed(self, transfer_id: str, info: UpdateInfo) -> None:
-        """In the engine: a piece that the policy's end brings by a call of the actor."""
-        raise NotImplementedError(f"{type(self).__name__} sends no pieces by calls")
-
-    def abandon(self, transfer_id: str, reason: str) -> None:
-        """In the engine: the policy cannot send the rest."""
+    def incoming(self, transfer_id: str) -> Incoming:
+        """In the engine: the pieces that the policy's end brings by calls of the actor, which may come before `receive`."""
         raise NotImplementedError(f"{type(self).__name__} sends no pieces by calls")
 
     @classmethod
@@ -118,6 +118,78 @@ class Transport(ABC):
             self._manifest = next(iter(manifests.values()))
         assert self._manifest is not None
         return Transfer(self._manifest, plan.buffer_bytes)
+
+
+class Incoming:
+    """Pieces on their way from the calls that bring them to the thread that loads them. No vLLM, no Ray.
+
+    feed ──► [ one piece at a time ] ──pieces──► vLLM's update_weights
+     ▲                                               │
+     └──────────── returns when it is loaded ◄───────┘
+
+    One producer, one consumer. Every wait ends after `timeout_s` seconds at the latest.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._offered: queue.Queue[tuple[UpdateInfo, Future[None]] | None] = queue.Queue()  # None: closed
+        self._lock = threading.Lock()
+        self._closed: str | None = None
+        self._loading: Future[None] | None = None
+
+    def feed(self, info: UpdateInfo) -> None:
+        """Hand a piece over. Returns when it is loaded: its memory may then be overwritten.
+
+        Raises:
+            RuntimeError: the stream is closed; with the reason. TimeoutError: nobody loaded the piece.
+        """
+        loaded: Future[None] = Future()
+        with self._lock:
+            if self._closed is not None:
+                raise RuntimeError(self._closed)
+            self._offered.put((info, loaded))
+        try:
+            loaded.result(self._timeout_s)
+        except TimeoutError:
+            raise TimeoutError(f"a piece of the weights was not loaded within {self._timeout_s:.0f} s") from None
+
+    def pieces(self, weights: int) -> Iterator[UpdateInfo]:
+        """Pieces in the order of `feed`, until so many weights have come. Asking for the next piece says that the last one is loaded.
+
+        Raises:
+            TimeoutError: the next piece did not come. RuntimeError: the stream was closed.
+        """
+        left = weights
+        while left > 0:
+            try:
+                offered = self._offered.get(timeout=self._timeout_s)
+            except queue.Empty:
+                raise TimeoutError(
+                    f"the policy sent nothing for {self._timeout_s:.0f} s; {left} of {weights} weights are missing"
+                ) from None
+            if offered is None:
+                raise RuntimeError(self._closed)
+            info, self._loading = offered
+            yield info
+            with self._lock:
+                if self._closed is None:
+                    self._loading.set_result(None)
+                self._loading = None
+            left -= len(info["names"])
+
+    def close(self, reason: str) -> None:
+        """End the stream: whoever waits, and every later `feed`, raises the reason. Idempotent; the first reason stays."""
+        with self._lock:
+            if self._closed is not None:
+                return
+            self._closed = reason
+            waiting = [self._loading] if self._loading is not None else []
+            while not self._offered.empty():
+                if (offered := self._offered.get_nowait()) is not None:
+                    waiting.append(offered[1])
+            self._offered.put(None)
+            for future in waiting:
+                future.set_exception(RuntimeError(reason))
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""From trajectories and rewards to columns and tags. Pure.
+"""From trajectories (what the model was given and what it sampled) and rewards to columns and tags. Pure.
 
 input_ids            [prompt ........ response ... eos]   int64
 token_mask           [0 ............. 1 .......... 1  ]   bool: tokens that the loss counts
@@ -11,17 +11,69 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from actors.data_plane.meta import KVBatchMeta
 from actors.environments.scoring.verdict import Verdict
-from actors.rollout.trajectory import Trajectory
+from actors.generation.types import GenerationResult
 from actors.rollout.transitions import Admitted
 
 ROLLOUT_FIELDS = ("input_ids", "token_mask", "sample_mask", "generation_logprobs", "weight_versions")
 SUPERVISED_FIELDS = ("input_ids", "token_mask", "sample_mask")
 TRAIN_FIELDS = (*ROLLOUT_FIELDS, "policy_logprobs", "reference_logprobs", "advantages")
+NO_VERSION = -1  # of a token that no weights have sampled
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """The tokens of one row: four values per token, T tokens.
+
+    A single turn is one context and one response; in a longer episode what the environment says in between is context as well.
+
+    Attributes:
+        token_ids: vocabulary numbers. loss_mask: whether the loss counts the token: the model sampled it.
+        logprobs: of sampled tokens, nats, under the distribution that was sampled from; 0 elsewhere.
+        versions: of the weights that sampled the token; `NO_VERSION` elsewhere.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    loss_mask: tuple[bool, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    versions: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def with_context(self, token_ids: Sequence[int]) -> Trajectory:
+        """And then these, which the model did not sample."""
+        count = len(token_ids)
+        return self._then(token_ids, [False] * count, [0.0] * count, [NO_VERSION] * count)
+
+    def with_response(self, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> Trajectory:
+        """And then these, which the model sampled; as many log-probabilities and versions as tokens."""
+        return self._then(token_ids, [True] * len(token_ids), logprobs, versions)
+
+    @staticmethod
+    def single_turn(prompt: Sequence[int], result: GenerationResult) -> Trajectory:
+        """A prompt and what an engine answered."""
+        return Trajectory().with_context(prompt).with_response(result.token_ids, result.logprobs, result.weight_versions)
+
+    @staticmethod
+    def demonstration(prompt: Sequence[int], response: Sequence[int]) -> Trajectory:
+        """A prompt and the response to learn, which no weights have sampled."""
+        return Trajectory().with_context(prompt).with_response(response, [0.0] * len(response), [NO_VERSION] * len(response))
+
+    @property
+    def sampled_by(self) -> tuple[int, ...]:
+        """Versions of the sampled tokens, in order."""
+        return tuple(version for version, counts in zip(self.versions, self.loss_mask, strict=True) if counts)
+
+    def _then(self, token_ids: Sequence[int], loss_mask: Sequence[bool], logprobs: Sequence[float], versions: Sequence[int]) -> Trajectory:
+        return Trajectory(
+            (*self.token_ids, *token_ids), (*self.loss_mask, *loss_mask), (*self.logprobs, *logprobs), (*self.versions, *versions)
+        )
 
 
 def token_columns(trajectories: Sequence[Trajectory]) -> dict[str, list[torch.Tensor]]:

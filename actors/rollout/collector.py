@@ -26,6 +26,7 @@ from actors.environments.dataset.problems import prompt_digest
 from actors.environments.rewards.base import Response
 from actors.environments.scoring.verdict import Verdict
 from actors.generation.pool import EnginePool
+from actors.generation.types import UpdateOptions
 from actors.heap import freeze_heap
 from actors.models.hf import check_model_dir
 from actors.rollout.assemble import TRAIN_FIELDS
@@ -235,8 +236,17 @@ class Collector:
         return self._loop
 
     def _new_pool(self) -> EnginePool:
-        recover = self._config.mode == "async"  # the run goes on with the engines that are left
-        return EnginePool(self._namespace, self._engines, timeout_s=self._config.generation.timeout_s, recover=recover)
+        timeout_s, deadlines = self._config.generation.timeout_s, self._config.deadlines
+        if self._config.mode == "sync":
+            return EnginePool(self._namespace, self._engines, timeout_s=timeout_s)
+        return EnginePool(  # the run goes on with the engines that are left, and those that come back
+            self._namespace, self._engines, timeout_s=timeout_s,
+            recover=True, restart_s=deadlines.restart, return_s=deadlines.engine_return, refit=self._ask_for_weights,
+        )  # fmt: skip
+
+    def _ask_for_weights(self) -> Any:
+        options = UpdateOptions.of_async(self._config.asynchronous)
+        return find(names.POLICY, self._namespace).refit.remote(list(self._engines), options)
 
 
 def _encoder(model_path: str, source: EnvironmentConfig) -> PromptEncoder:

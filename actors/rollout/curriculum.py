@@ -52,8 +52,16 @@ class Curriculum:
         if level != self.level:
             return
         self._accuracies.append(accuracy)
-        if len(self._accuracies) == self._config.window:
-            self._move(self.accuracy)
+        if len(self._accuracies) < self._config.window:
+            return
+        lower_at = self._config.lower_at
+        if self.accuracy >= self._config.raise_at and self.level < self._top:
+            self.level += 1
+        elif lower_at is not None and self.accuracy <= lower_at and self.level > 0:
+            self.level -= 1
+        else:
+            return
+        self._accuracies.clear()
 
     @property
     def accuracy(self) -> float:
@@ -82,13 +90,3 @@ class Curriculum:
             )
         self.level = state["level"]
         self._accuracies = deque(state["accuracies"], maxlen=self._config.window)
-
-    def _move(self, accuracy: float) -> None:
-        lower_at = self._config.lower_at
-        if accuracy >= self._config.raise_at and self.level < self._top:
-            self.level += 1
-        elif lower_at is not None and accuracy <= lower_at and self.level > 0:
-            self.level -= 1
-        else:
-            return
-        self._accuracies.clear()

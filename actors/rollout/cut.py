@@ -126,7 +126,9 @@ class _Curriculum(_Strict):
     accuracies: list[float]
 
 
-class _Stream(_Strict):
+class StreamState(_Strict):
+    """`PromptStream.state`."""
+
     seed: int
     size: NonNegativeInt | None
     position: NonNegativeInt
@@ -159,7 +161,7 @@ class _File(_Strict):
     @field_validator("stream")
     @classmethod
     def _a_stream(cls, value: dict[str, Any]) -> dict[str, Any]:
-        _Stream.model_validate(value)
+        StreamState.model_validate(value)
         return value
 
 

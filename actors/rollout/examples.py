@@ -18,8 +18,7 @@ import numpy as np
 from actors.environments import Problem, Split, build
 from actors.environments.dataset.rows import json_lines, parse_line, reading
 from actors.rollout.prompts import Problems
-from configs.base import ConfigError
-from configs.names import did_you_mean
+from configs.base import ConfigError, did_you_mean
 from configs.sft import SupervisedDataConfig
 
 _SPLIT = 7919  # beside the run's seed: the held-out rows are not the first ones of an epoch's order

@@ -27,43 +27,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from actors.data_plane.meta import KVBatchMeta, mint_key
+from actors.rollout.ledger_types import Claim, GroupStateError, SamplerError
 from actors.rollout.staleness import Admission, BufferState, Group, GroupState, Refusal, StalenessSampler
 from actors.rollout.transitions import Admitted, Announced, Cancelled, Claimed, Committed, Ended, Reissued, Released, Transition
 
 _GROUPS = TypeAdapter(list[Group])
-
-
-class LedgerError(RuntimeError):
-    """Base of the replay buffer's errors; the message names the group and what to do."""
-
-
-class GroupStateError(LedgerError):
-    """The buffer does not hold the group, its state does not allow the change, or the rows are not the reserved ones."""
-
-
-class SamplerError(LedgerError):
-    """A sampler chose a group that it must not; the message names the class and the group."""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """Groups taken for one training step.
-
-    Attributes:
-        meta: rows of the groups, group by group. version: weight version that the step trains.
-        ages: age of each group, in weight versions.
-    """
-
-    uids: tuple[str, ...]
-    meta: KVBatchMeta
-    version: int
-    ages: tuple[int, ...]
 
 
 class Ledger:

@@ -21,10 +21,13 @@ from typing import Any, Concatenate
 
 import ray
 
+from actors.checkpoints.manifest import manifest_name
 from actors.data_plane.interface import DataPlane
 from actors.data_plane.meta import KVBatchMeta
 from actors.heap import freeze_heap
-from actors.rollout.ledger import Claim, Ledger, LedgerError
+from actors.rollout.journal import Began, Finished, Journal, Opening
+from actors.rollout.ledger import Ledger
+from actors.rollout.ledger_types import Claim, LedgerError
 from actors.rollout.staleness import Refusal, build
 from actors.rollout.transitions import Admitted, Committed
 from actors.waiting import ActorGoneError
@@ -89,9 +92,10 @@ class LedgerActor:
         partition_id: of the rows in the data plane.
         connect: opens this process's client of the data plane.
         find_writer: raises ActorGoneError when the collector is gone.
+        journal: where each change is written down; None: nowhere.
 
     Raises:
-        ConfigError: no such sampler, or a buffer that is too small for it.
+        ConfigError: no such sampler, or a buffer that is too small for it. JournalError. Also of every change: it was not written down.
     """
 
     def __init__(
@@ -102,11 +106,18 @@ class LedgerActor:
         partition_id: str,
         connect: Callable[[], DataPlane],
         find_writer: Callable[[], object],
+        journal: Opening | None = None,
     ) -> None:
         sampler, capacity = build(config, groups_per_step), config.capacity(groups_per_step)
         self._config, self._partition_id, self._find_writer = config, partition_id, find_writer
         self._plane = connect()
         self._changed = threading.Condition()
+        self._journal: Journal | None = None
+        if journal is not None:
+            self._journal = Journal.open(journal.path)
+            age = config.max_trajectory_age_steps
+            self._journal.begin(journal, Began(journal.run, journal.config, config.sampler, age, groups_per_step, version))
+        self._cut_line: tuple[int, str] | None = None
         self._buffer = Ledger(
             sampler,
             capacity=capacity,
@@ -114,6 +125,7 @@ class LedgerActor:
             version=version,
             clear=self._clear_rows,
             clock=time.monotonic,
+            journal=None if self._journal is None else self._journal.record,
         )
         self._closed = False
         self._writer_gave_up = ""
@@ -126,7 +138,9 @@ class LedgerActor:
     def ready(self) -> str:
         """A line for the log, once the actor can work."""
         freeze_heap()
-        return f"sampler {self._config.sampler}, max_trajectory_age_steps {self._config.max_trajectory_age_steps}"
+        cut_off = 0 if self._journal is None else self._journal.torn
+        torn = f"; {cut_off} bytes of an unfinished line cut off the journal" if cut_off else ""
+        return f"sampler {self._config.sampler}, max_trajectory_age_steps {self._config.max_trajectory_age_steps}{torn}"
 
     # ---- the collector's side ----
 
@@ -177,10 +191,23 @@ class LedgerActor:
     # ---- checkpoints ----
 
     def cut(self, step: int) -> dict[str, Any]:
-        """As `Ledger.state`, for the checkpoint of this step."""
+        """As `Ledger.state`, for the checkpoint of this step. The journal has the cut, on the disk."""
         with self._changed:
             self._open()
-            return self._buffer.state()
+            state = self._buffer.state()
+            if self._journal is not None:
+                self._cut_line = self._journal.cut(step, manifest_name(step), state["version"])
+            return state
+
+    def cut_line(self) -> tuple[int, str] | None:
+        """Number and hash of the journal's line of the last `cut`, for the checkpoint's manifest. None: there is no journal, or no cut."""
+        with self._changed:
+            return self._cut_line
+
+    def segment(self, since: int) -> bytes:
+        """As `Journal.segment`; empty without a journal."""
+        with self._changed:
+            return b"" if self._journal is None else self._journal.segment(since)
 
     def restore(self, state: Mapping[str, Any], kept: Mapping[str, int]) -> tuple[Admitted, ...]:
         """As `Ledger.restore`, and then `Ledger.reissue`."""
@@ -238,6 +265,9 @@ class LedgerActor:
         with self._changed:
             if not self._closed:
                 self._buffer.clear()
+                if self._journal is not None:
+                    self._journal.append(Finished())
+                    self._journal.close()
                 self._closed = True
                 self._changed.notify_all()
                 self._plane.close()

@@ -30,6 +30,7 @@ import ray
 from actors import names
 from actors.environments.scoring.verdict import Verdict
 from actors.environments.scoring.verdict import metrics as scoring_metrics
+from actors.generation.fleet import Change
 from actors.generation.pool import EnginePool
 from actors.generation.types import EngineDiedError
 from actors.rollout.cut import RolloutState
@@ -87,7 +88,7 @@ class RolloutLoop:
         self._prompt_metrics: dict[str, float] = {}
         self._asked: Any = None  # the pending call of `reserve`
         self._asked_at = 0.0
-        self._known_dead: set[str] = set()
+        self._changes: list[Change] = []
         self._resumed = resumed
         self._cuts: SimpleQueue[tuple[int, Future[RolloutState]]] = SimpleQueue()
         self._stopping, self._ended = threading.Event(), threading.Event()
@@ -103,6 +104,7 @@ class RolloutLoop:
         self._slowest: tuple[SlowSample, ...] = ()
         self._log: list[str] = []
         self._error: str | None = None
+        self._cause: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="rollout", daemon=True)
         self._thread.start()
 
@@ -111,12 +113,14 @@ class RolloutLoop:
         self._ended.wait(wait_s)
         with self._lock:
             log, self._log = tuple(self._log), []
+            changes, self._changes = tuple(self._changes), []
             return Progress(
                 groups=self._groups,
                 tokens=self._tokens,
                 seconds=time.monotonic() - self._began,
                 in_flight=self._in_flight,
                 log=log,
+                engines=changes,
                 ended=self._ended.is_set(),
                 error=self._error,
             )
@@ -126,7 +130,8 @@ class RolloutLoop:
         with self._lock:
             self._now_doing(self._doing)
             metrics = {metric: self._seconds[doing] for doing, metric in _DOING.items()}
-            metrics |= {"generated_tokens": float(self._tokens - self._reported_tokens), "engines/alive": float(len(self._pool.alive))}
+            metrics |= {"generated_tokens": float(self._tokens - self._reported_tokens)}
+            metrics |= {"engines/alive": float(len(self._pool.alive)), "engines/restarts": float(self._pool.restarts)}
             self._seconds, self._reported_tokens = dict.fromkeys(_DOING, 0.0), self._tokens
             samples, slow, verdicts = tuple(self._samples), self._slowest, self._verdicts
             self._samples, self._slowest, self._verdicts = [], (), []
@@ -139,7 +144,7 @@ class RolloutLoop:
             step: as `LedgerActor.cut`. timeout_s: longest wait for the end of a turn.
 
         Raises:
-            RuntimeError: the loop has ended. ActorTimeoutError: the thread is stuck in a call.
+            Exception: what ended the loop. RuntimeError: it was stopped. ActorTimeoutError: the thread is stuck in a call.
         """
         wanted: Future[RolloutState] = Future()
         self._cuts.put((step, wanted))
@@ -149,7 +154,7 @@ class RolloutLoop:
                 return wanted.result(_POLL_S)
         if not self._ended.is_set():
             raise ActorTimeoutError(f"cut: generation did not come to the end of its turn within {timeout_s:.0f} s")
-        raise RuntimeError(f"cut: generation has ended: {self._error or 'it was stopped'}")
+        raise self._cause or RuntimeError(f"cut: generation has ended: {self._error or 'it was stopped'}")
 
     def stop(self) -> None:
         """Abort what runs and end. Idempotent.
@@ -181,7 +186,7 @@ class RolloutLoop:
         except Exception as error:  # noqa: BLE001  (whatever it is, the trainer must hear of it)
             why, cause = f"{type(error).__name__}: {error}", _portable(error)
             with self._lock:
-                self._error = why
+                self._error, self._cause = why, cause
         finally:
             self._abandon(why, cause)
             self._ended.set()
@@ -260,25 +265,32 @@ class RolloutLoop:
 
     def _gather(self) -> None:
         results = self._pool.collect(_POLL_S if self._flying else 0.0, until=self._asked)
-        for name in sorted(set(self._pool.dead) - self._known_dead):
-            self._known_dead.add(name)
-            self._say(f"{name} is gone; its requests go to {', '.join(self._pool.alive)}: {self._pool.dead[name]}")
+        changes, lines = self._pool.news()
         with self._lock:
+            self._changes += changes
+            self._log += [self._line(change) for change in changes] + lines
             self._tokens += sum(len(result.token_ids) for result in results)
         self._scoring.begin(self._flying.finish(results))
         self._count()
 
     def _do_without(self, error: EngineDiedError) -> None:
-        """An engine died; groups that no engine could finish fail, and others are admitted in their place.
+        """Groups that no engine could finish fail, and others are admitted in their place.
 
         Raises:
-            EngineDiedError: it was the last, or the run does not go on without one.
+            EngineDiedError: the run does not go on without an engine.
         """
-        if not self._pool.alive or not self._ahead:
+        if not self._ahead:
             raise error
         for uid in self._flying.groups_of(error.request_ids):
             self._fail(uid, str(error))
         self._count()
+
+    def _line(self, change: Change) -> str:
+        if change.standing == "healthy":
+            return f"{change.engine} is back"
+        heirs = ", ".join(self._pool.alive) or "the first that is back"
+        what = f"is gone; its requests go to {heirs}" if change.standing == "dead" else "does not come back"
+        return f"{change.engine} {what}: {change.reason}"
 
     def _store(self) -> None:
         scored = self._scoring.written(0.0 if self._flying else _POLL_S)

@@ -6,11 +6,12 @@ import heapq
 import math
 from collections.abc import Iterable, Sequence
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from actors.environments import Problem
 from actors.environments.rewards.base import Response
-from actors.environments.scoring.verdict import OUTCOMES, Outcome, Verdict
+from actors.environments.scoring.verdict import Outcome, Verdict
+from actors.generation.fleet import Change
 from actors.rollout.statistics import Difference, Tally, accuracy, mean_pass_at_k, paired_difference
 from configs.validation import OWN_SET, ValidationConfig
 
@@ -18,15 +19,13 @@ SLOWEST = 5  # of a step or a validation are kept
 _LONGEST_ERROR = 300  # characters: a reward may raise with the whole response in its message
 
 
-class SlowSample(BaseModel):
+class SlowSample(BaseModel, frozen=True):
     """A response whose scoring took long, or came to nothing.
 
     Attributes:
         uid: of the problem. label: the reward that has no value; when all have, the one that took longest.
         seconds: of all rewards. error: why there is no value; empty when scored.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     uid: str
     label: str
@@ -55,7 +54,7 @@ def slowest(found: Iterable[SlowSample], count: int) -> tuple[SlowSample, ...]:
     return tuple(sorted(chosen, key=lambda one: -one.seconds))
 
 
-class Sample(BaseModel):
+class Sample(BaseModel, frozen=True):
     """One response as a person reads it.
 
     Attributes:
@@ -65,8 +64,6 @@ class Sample(BaseModel):
         tokens: generated ones, the end token included. truncated: it had no room to end.
         seconds: that scoring took. label: as of `SlowSample`. error: why it was not scored.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     uid: str
     source: str
@@ -111,10 +108,8 @@ class Sample(BaseModel):
         return SlowSample(uid=self.uid, label=self.label, seconds=self.seconds, outcome=self.outcome, error=self.error)
 
 
-class Scores(BaseModel):
+class Scores(BaseModel, frozen=True):
     """Of the problems of one source. `low`, `high`: around accuracy."""
-
-    model_config = ConfigDict(frozen=True)
 
     problems: int
     reward: float
@@ -123,7 +118,7 @@ class Scores(BaseModel):
     high: float
 
 
-class Validation(BaseModel):
+class Validation(Scores, frozen=True):
     """Answers to the held-out problems: numbers over all of them, and a few to read.
 
     Attributes:
@@ -138,12 +133,6 @@ class Validation(BaseModel):
         samples: the first answers to the first problems. slowest: of all answers.
     """
 
-    model_config = ConfigDict(frozen=True)
-
-    reward: float
-    accuracy: float
-    low: float
-    high: float
     confidence: float
     pass_at: dict[int, float]
     per_source: dict[str, Scores]
@@ -153,7 +142,6 @@ class Validation(BaseModel):
     timed_out: int
     failed: int
     no_opinion: int
-    problems: int
     samples_per_prompt: int
     count: int
     samples: tuple[Sample, ...]
@@ -168,7 +156,6 @@ class Validation(BaseModel):
         """
         tallies = [Tally.of([sample.success for sample in group]) for group in answers]
         every = [sample for group in answers for sample in group]
-        outcomes = {outcome: sum(sample.outcome == outcome for sample in every) for outcome in OUTCOMES}
         overall = _scores(answers, config.confidence)
         sources = dict.fromkeys(group[0].source for group in answers)
         return cls(
@@ -181,8 +168,8 @@ class Validation(BaseModel):
             rates=tuple(tally.rate if tally.judged else None for tally in tallies),
             truncated=sum(sample.truncated for sample in every) / len(every),
             tokens_mean=sum(sample.tokens for sample in every) / len(every),
-            timed_out=outcomes["timed_out"],
-            failed=outcomes["failed"],
+            timed_out=sum(sample.outcome == "timed_out" for sample in every),
+            failed=sum(sample.outcome == "failed" for sample in every),
             no_opinion=sum(sample.outcome == "scored" and sample.success is None for sample in every),
             samples_per_prompt=config.samples_per_prompt,
             count=len(every),
@@ -233,33 +220,29 @@ def _cut(text: str) -> str:
     return line if len(line) <= _LONGEST_ERROR else f"{line[: _LONGEST_ERROR - 1]}…"
 
 
-class StepReport(BaseModel):
+class StepReport(BaseModel, frozen=True):
     """What the collector's loop did since the last report.
 
     Attributes:
         samples: of the first groups of these, in the order of drawing. slowest: to score.
         metrics: generated_tokens; seconds in which an engine had a request (time/generate), in which groups were only being scored
-            (time/score_and_store), and of neither (idle/generator_s); engines/alive; verdicts and prompts.
+            (time/score_and_store), and of neither (idle/generator_s); engines/alive, /restarts (since the start); verdicts and prompts.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     samples: tuple[Sample, ...]
     metrics: dict[str, float]
     slowest: tuple[SlowSample, ...] = ()
 
 
-class Progress(BaseModel):
+class Progress(BaseModel, frozen=True):
     """How the collector's loop stands.
 
     Attributes:
         groups, tokens: committed, and generated, since it began. seconds: since it began.
         in_flight: groups being generated or scored.
-        log: lines for the run's log since the last call.
+        log: lines for the run's log since the last call. engines: lost, back, or given up since then.
         ended: whether it has stopped. error: why, when nobody asked for it.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     groups: int
     tokens: int
@@ -268,3 +251,4 @@ class Progress(BaseModel):
     log: tuple[str, ...]
     ended: bool
     error: str | None
+    engines: tuple[Change, ...] = ()

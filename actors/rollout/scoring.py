@@ -18,11 +18,10 @@ from actors.data_plane.meta import KVBatchMeta
 from actors.environments import Problem
 from actors.environments.rewards.base import Response
 from actors.environments.scoring.verdict import Verdict
-from actors.rollout.assemble import group_rows
+from actors.rollout.assemble import ROLLOUT_FIELDS, Trajectory, group_rows
 from actors.rollout.in_flight import PromptGroup, read_response
 from actors.rollout.prompts import PromptEncoder, PromptStream
 from actors.rollout.samples import Sample
-from actors.rollout.trajectory import Trajectory
 from actors.waiting import ActorTimeoutError, wait
 
 
@@ -131,8 +130,7 @@ class Scoring:
         }
         metas: dict[str, KVBatchMeta] = {}
         if parts:
-            names_of_columns = next(iter(parts.values()))[1]
-            columns = {name: [value for _, part in parts.values() for value in part[name]] for name in names_of_columns}
+            columns = {name: [value for _, part in parts.values() for value in part[name]] for name in ROLLOUT_FIELDS}
             meta = self._plane.put(KVBatchMeta.concat([part for part, _ in parts.values()]), columns)
             start = 0
             for uid, (part, _) in parts.items():

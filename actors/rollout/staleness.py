@@ -168,7 +168,7 @@ class ReadyFirst(_Gated):
     """What was committed first, however old it is."""
 
     def select(self, state: BufferState, count: int) -> Sequence[Group]:
-        return sorted(state.having("committed"), key=_by_commit)[:count]
+        return sorted(state.having("committed"), key=lambda group: group.commit_number or 0)[:count]
 
     def evict(self, state: BufferState) -> Mapping[str, str]:
         return {}
@@ -207,7 +207,6 @@ class InOrder(_Aged):
         return found
 
 
-_METHODS = ("required_capacity", "admit", "select", "evict")
 _BUILT_IN: dict[str, type[StalenessSampler]] = {
     "windowed": Windowed,
     "ready_first": ReadyFirst,
@@ -236,14 +235,10 @@ def build(config: AsyncConfig, groups_per_step: int) -> StalenessSampler:
 def _imported(path: str) -> type[StalenessSampler]:
     found: type[StalenessSampler] = imported(path, "asynchronous.sampler")
     # Before it is called: a name may be anything's.
-    if not inspect.isclass(found) or not all(callable(getattr(found, name, None)) for name in _METHODS):
+    if not inspect.isclass(found) or not issubclass(found, StalenessSampler):
         raise ConfigError(f"sampler: {path!r} is no class, or lacks one of required_capacity, admit, select and evict")
     return found
 
 
 def _by_age(group: Group) -> tuple[int, int]:
     return group.start_version, group.commit_number or 0
-
-
-def _by_commit(group: Group) -> int:
-    return group.commit_number or 0

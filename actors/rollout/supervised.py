@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
+from actors.checkpoints.errors import CheckpointError
 from actors.data_plane.address import DataPlaneAddress
 from actors.data_plane.connect import connect
 from actors.data_plane.interface import DataPlane
@@ -21,10 +24,10 @@ from actors.data_plane.meta import KVBatchMeta, mint_key
 from actors.data_plane.usage import OperationUsage
 from actors.environments import Problem
 from actors.heap import freeze_heap
-from actors.rollout.assemble import SUPERVISED_FIELDS, token_columns
+from actors.rollout.assemble import SUPERVISED_FIELDS, Trajectory, token_columns
+from actors.rollout.cut import FILE, StreamState
 from actors.rollout.examples import build_problems
 from actors.rollout.prompts import PromptEncoder, PromptStream
-from actors.rollout.trajectory import Trajectory
 from configs.sft import SftConfig
 
 OnTooLong = Literal["error", "drop"]
@@ -121,6 +124,16 @@ class SupervisedBatches:
         return self._plane.put(meta, columns)
 
 
+class SavedSamples(BaseModel):
+    """Where the training samples of an `sft` run stand. dropped: samples that were too long so far."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step: NonNegativeInt
+    dropped: NonNegativeInt
+    stream: StreamState
+
+
 class SupervisedCollector:
     """Holds data and tokenizer of an `sft` run. Wrapped by `ray.remote` where the run starts its actors.
 
@@ -139,17 +152,35 @@ class SupervisedCollector:
         self._held_out = list(held_out.read_all(problems.problem("validation", i) for i in range(problems.size("validation"))))
         self._plane = connect(address, timeout_s=config.data_plane.timeout_s)
         self._train, self._validation = SupervisedBatches(self._plane, "train"), SupervisedBatches(self._plane, "validation")
-        self._size = problems.size("train")
 
     def ready(self) -> str:
         """A line for the log, once the actor can work."""
         freeze_heap()
-        return f"{self._size} training and {len(self._held_out)} validation samples"
+        return f"{self._stream.size} training and {len(self._held_out)} validation samples"
 
     def supervised(self, step: int) -> KVBatchMeta:
         """The next training batch. `extra_info["dropped_samples"]` counts the samples that were too long up to here."""
         meta = self._train.put(self._reader.draw(self._stream, self._batch_size), f"train batch {step}")
         return meta.model_copy(update={"extra_info": {"dropped_samples": self._reader.dropped}})
+
+    def cut(self, directory: str, step: int) -> None:
+        """Write where the training samples stand after `step` steps, as rollout.json in this directory."""
+        saved = SavedSamples(step=step, dropped=self._reader.dropped, stream=StreamState.model_validate(self._stream.state()))
+        (Path(directory) / FILE).write_text(saved.model_dump_json())
+
+    def restore(self, directory: str) -> None:
+        """Go on where `cut` was made.
+
+        Raises:
+            CheckpointError: the file is missing or damaged. ConfigError: the seed or the number of samples is another.
+        """
+        path = Path(directory) / FILE
+        try:
+            saved = SavedSamples.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise CheckpointError(f"{path}: not where an sft run stood: {str(error).splitlines()[0]}") from None
+        self._stream.restore(saved.stream.model_dump())
+        self._reader.dropped = saved.dropped
 
     def validation_batches(self) -> int:
         """How many batches the held-out samples make."""

@@ -51,8 +51,9 @@ class Validator:
         sampling = self.max_new_tokens, self.temperature, self.top_p
         encoded = [(problem, fit(problem, self.encoder.prompt(problem), self.room, self.on_too_long)) for problem in problems]
         problems = [problem for problem, ids in encoded if ids is not None]
-        prompts = [(problem.uid, ids) for problem, ids in encoded if ids is not None]
-        results = self.pool.generate([seeded_request(self.seed, _name(uid, row), ids, *sampling) for uid, ids in prompts for row in rows])
+        # The first answer's seed, which hangs on its name, is the same however many there are.
+        named = [(f"{problem.uid}#{row}" if row else problem.uid, ids) for problem, ids in encoded if ids is not None for row in rows]
+        results = self.pool.generate([seeded_request(self.seed, name, ids, *sampling) for name, ids in named])
         responses = [read_response(self.encoder, result) for result in results]
         asked = [problem for problem in problems for _ in rows]
         verdicts = self.score(asked, responses)
@@ -63,8 +64,3 @@ class Validator:
 def held_out_problems(environment: Environment) -> list[Problem]:
     """All of the environment's validation split."""
     return [environment.problem("validation", index) for index in range(environment.size("validation"))]
-
-
-def _name(uid: str, row: int) -> str:
-    # Its seed hangs on it: the first answer is the same however many there are.
-    return f"{uid}#{row}" if row else uid

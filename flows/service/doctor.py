@@ -154,7 +154,8 @@ def check_prefect(facts: Facts) -> Result:
     if Version(sql) >= Version("2.1"):
         return Result("Prefect", "missing", f"{version} with SQLAlchemy {sql}: cron schedules silently never fire", _SETUP)
     if facts.prefect_url and not facts.answers.get(facts.prefect_url):
-        return Result("Prefect", "missing", f"{version}; no server answers at {facts.prefect_url}", _server_fix(facts))
+        fix = "make up" if facts.ours else "start it, or `unset PREFECT_API_URL` (runs then start their own)"
+        return Result("Prefect", "missing", f"{version}; no server answers at {facts.prefect_url}", fix)
     where = f"server at {facts.prefect_url}" if facts.prefect_url else "each run starts a server; `make up` starts one that stays"
     return Result("Prefect", "ok", f"{version}, {where}")
 
@@ -181,17 +182,13 @@ def check_ports(facts: Facts) -> Result:
 def check_shared_memory(facts: Facts) -> Result:
     """/dev/shm carries Ray's objects."""
     fix = "in Docker: `docker run --shm-size=4g`; in Kubernetes: an emptyDir of `medium: Memory` on /dev/shm"
-    if facts.shm_gib < _LEAST_SHM_GIB:
-        return Result("shared memory", "missing", f"{facts.shm_gib:.1f} GiB free in /dev/shm", fix)
-    return Result("shared memory", "ok", f"{facts.shm_gib:.1f} GiB free in /dev/shm")
+    return _space("shared memory", facts.shm_gib, _LEAST_SHM_GIB, "in /dev/shm", fix)
 
 
 def check_disk(facts: Facts) -> Result:
     """For runs and checkpoints."""
-    shown = f"{facts.disk_gib:.1f} GiB free here"
-    if facts.disk_gib < _LEAST_DISK_GIB:
-        return Result("disk", "missing", shown, "remove old runs: `ls -t runs`; or set output_dir=... to another disk")
-    return Result("disk", "ok", shown)
+    fix = "remove old runs: `ls -t runs`; or set output_dir=... to another disk"
+    return _space("disk", facts.disk_gib, _LEAST_DISK_GIB, "here", fix)
 
 
 def check_scoring(facts: Facts) -> Result:
@@ -219,10 +216,9 @@ def _package_problem(facts: Facts, name: str, package: str) -> Result | None:
     return None
 
 
-def _server_fix(facts: Facts) -> str:
-    if facts.ours:
-        return "make up"
-    return "start it, or `unset PREFECT_API_URL` (runs then start their own)"
+def _space(name: str, free_gib: float, least_gib: float, where: str, fix: str) -> Result:
+    found = f"{free_gib:.1f} GiB free {where}"
+    return Result(name, "missing", found, fix) if free_gib < least_gib else Result(name, "ok", found)
 
 
 def gather() -> Facts:

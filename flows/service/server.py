@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import psutil
+from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 
 from configs import settings
 from configs.base import ConfigError
@@ -39,7 +40,8 @@ def prefect_server() -> Iterator[str]:
         return
     server, url = _start()
     try:
-        with _api_url(f"{url}/api"):
+        settings.set_for_process(PREFECT_API_URL=f"{url}/api")  # for child processes
+        with temporary_settings({PREFECT_API_URL: f"{url}/api"}):
             yield url
     finally:
         _drain()
@@ -69,19 +71,8 @@ def _start() -> tuple[subprocess.Popen[bytes], str]:
     raise AssertionError("unreachable")
 
 
-@contextmanager
-def _api_url(url: str) -> Iterator[None]:
-    from prefect.settings import PREFECT_API_URL, temporary_settings
-
-    settings.set_for_process(PREFECT_API_URL=url)  # for child processes
-    with temporary_settings({PREFECT_API_URL: url}):
-        yield
-
-
 def configured_url() -> str | None:
     """The API's URL that the environment, a settings file or a profile of Prefect names."""
-    from prefect.settings import get_current_settings
-
     return settings.prefect_api_url() or (str(url) if (url := get_current_settings().api.url) else None)
 
 

@@ -19,9 +19,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -34,7 +33,7 @@ from prefect.workers.process import ProcessWorker
 
 from configs import settings
 from configs.base import ConfigError
-from flows.service import runs, server
+from flows.service import automations, runs, server
 from flows.service.parts import Part, Record, look
 from tasks.cluster import probe
 
@@ -77,11 +76,12 @@ class Up:
             self._start_ray()
             self._await_server()
             self._await_ray()
-            with _api(self.api_url), get_client(sync_client=True) as client:
+            with temporary_settings({PREFECT_API_URL: self.api_url}), get_client(sync_client=True) as client:
                 _create_pool(client)
                 self._start_worker(client)
                 _deploy(client, self.api_url)
-                self._await_worker()
+                automations.install(client)
+                self._await(WORKER, "to start", lambda: self._said(WORKER, "started!"))
             self._write_settings()
         except BaseException:
             print("stopping what was started", file=sys.stderr)
@@ -93,7 +93,7 @@ class Up:
         """Stop every part that is recorded. Returns their names, with what was found of those that had died before."""
         stopped = []
         if WORKER in self._record.parts and server.healthy(self.api_url):
-            with _api(self.api_url), get_client(sync_client=True) as client:
+            with temporary_settings({PREFECT_API_URL: self.api_url}), get_client(sync_client=True) as client:
                 runs.cancel(client, self._runs(client), _CANCEL_TIMEOUT_S)
         for name in (WORKER, RAY, SERVER):
             if name in self._record.parts:
@@ -172,16 +172,13 @@ class Up:
             "RAY_ADDRESS": self.ray_address,
             "PREFECT_WORKER_WEBSERVER_HOST": self._host,
         }
-        self._start(WORKER, address, worker_command(POOL, _worker_name()), environment)
+        self._start(WORKER, address, worker_command(POOL, f"make-up-{socket.gethostname()}"), environment)
 
     def _runs(self, client: SyncPrefectClient) -> list[FlowRun]:
         """The pool's runs at work that are this worker's: all of them on a server of our own, else those of its processes."""
         found, part = runs.at_work(client, POOL), self._record.parts.get(WORKER)
         pids = {str(process.pid) for process in part.members()} if part else set()
         return [run for run in found if SERVER in self._record.parts or run.infrastructure_pid in pids]
-
-    def _await_worker(self) -> None:
-        self._await(WORKER, "to start", lambda: self._said(WORKER, "started!"))
 
     def _await(self, name: str, what: str, check: Callable[[], bool]) -> None:
         self._record.await_true(name, what, check, server.START_TIMEOUT_S)
@@ -244,11 +241,6 @@ def worker_command(pool: str, name: str) -> list[str]:
     return [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", name]
 
 
-def deploy_command(*arguments: str) -> list[str]:
-    """The command that deploys what ./prefect.yaml holds."""
-    return [sys.executable, "-m", "prefect", "--no-prompt", "deploy", *arguments]
-
-
 def _ray_command(address: str, client_port: int) -> list[str]:
     host, _, port = address.rpartition(":")
     cpus = max(settings.cpu_count(), _LEAST_CPUS)
@@ -262,10 +254,6 @@ def _ray_command(address: str, client_port: int) -> list[str]:
 
 def _script(name: str) -> str:
     return str(Path(sys.executable).parent / name)
-
-
-def _worker_name() -> str:
-    return f"make-up-{socket.gethostname()}"
 
 
 def _create_pool(client: SyncPrefectClient) -> None:
@@ -287,7 +275,7 @@ def _deploy(client: SyncPrefectClient, api_url: str) -> None:
     """Deploy everything. Schedules that a person turned on or off stay so: deploying would put back what prefect.yaml says."""
     switched = {key: active for key, (_, _, active) in _schedules(client).items()}
     done = subprocess.run(
-        deploy_command("--all"),
+        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"],
         cwd=ROOT,
         env=settings.child_environment(PREFECT_API_URL=api_url),
         capture_output=True,
@@ -309,10 +297,6 @@ def _schedules(client: SyncPrefectClient) -> dict[tuple[str, str], tuple[UUID, U
         for schedule in deployment.schedules
         if schedule.slug is not None
     }
-
-
-def _api(url: str) -> AbstractContextManager[Any]:
-    return temporary_settings({PREFECT_API_URL: url})
 
 
 def up(home: Path = ROOT, host: str = "127.0.0.1") -> str:

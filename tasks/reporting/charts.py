@@ -20,6 +20,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 52, 10, 34
 _MOST_DOTS, _MOST_TOOLTIPS = 40, 200  # above the first, dots hide the line and appear under the pointer only; above the second, none
 _MOST_BARS = 90
 _LABEL_GAP = 13  # least distance of two labels at the line ends, pixels
+_NOTHING = Markup('<p class="nothing">No values were recorded.</p>')
 
 Points = Sequence[tuple[int, float]]
 
@@ -89,7 +90,7 @@ def line_chart(
     """
     shown = [line for line in lines if line.points]
     if not shown:
-        return _nothing()
+        return _NOTHING
     values = [value for line in shown for _, value in line.points]
     low, high = min(values), max(values)
     if log and low > 0:
@@ -111,7 +112,7 @@ def stacked_bars(steps: Sequence[int], stages: Mapping[str, Sequence[float]], co
         colors: for each stage, its style class.
     """
     if not steps or not any(sum(values) > 0 for values in stages.values()):
-        return _nothing()
+        return _NOTHING
     size = -(-len(steps) // _MOST_BARS)
     bins = [range(start, min(start + size, len(steps))) for start in range(0, len(steps), size)]
     heights = {name: [sum(values[i] for i in rows) / len(rows) for rows in bins] for name, values in stages.items()}
@@ -212,7 +213,3 @@ def _text(across: float, down: float, text: str, kind: str, anchor: str) -> Mark
 def _svg(title: str, parts: Sequence[Markup]) -> Markup:
     head = Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}">').format(WIDTH, HEIGHT, title)
     return head + Markup("").join(parts) + Markup("</svg>")
-
-
-def _nothing() -> Markup:
-    return Markup('<p class="nothing">No values were recorded.</p>')

@@ -88,16 +88,18 @@ def render_report(
     filters = {"number": text.number, "score": text.score, "duration": text.duration, "share": text.share, "outcome": outcome}
     environment.filters |= filters
     rows, view = by_step(metrics), VIEWS[summary.flow]
-    warnings = _not_finite(metrics)
-    return environment.get_template(_TEMPLATE).render(
+    warnings = [f"step {row['step']}: {name} was not finite" for row in metrics for name, value in row.items() if value is None]
+    return environment.get_template(
+        _TEMPLATE
+    ).render(
         summary=summary,
         view=view,
         tiles=_tiles(summary),
-        panels=_panels(rows, view),
+        panels=_panels(with_sets(view.charts, rows), rows),
         time_panel=_time_panel(rows, view),
         stages=_stage_table(summary),
         rewards=reward_table(rows),
-        reward_panels=_reward_panels(rows, view),
+        reward_panels=_panels(reward_charts(rows) if view.charts else [], rows),  # a flow without charts has no steps to draw them over
         slowest=slowest_first(slowest),
         failures=failures(slowest),
         sets=set_tables(rows, {name: one.gain for name, one in summary.sets.items()}),
@@ -128,10 +130,12 @@ def _tiles(summary: Summary) -> list[Tile]:
     """The first two are wide."""
     score, number = text.score, text.number
     if summary.flow == "evaluate":
-        of = "of the model" if summary.accuracy_before is None else "baseline → model"
+        alone = summary.accuracy_before is None
+        of = "of the model" if alone else "baseline → model"
+        accuracy, reward = (None, None) if alone else (score(summary.accuracy_before), score(summary.reward_before))
         return [
-            Tile(score(summary.accuracy_after), f"accuracy, {of}{_intervals(summary)}", _before(summary.accuracy_before)),
-            Tile(score(summary.reward_after), f"reward, {of}", _before(summary.reward_before)),
+            Tile(score(summary.accuracy_after), f"accuracy, {of}{_intervals(summary)}", accuracy),
+            Tile(score(summary.reward_after), f"reward, {of}", reward),
             Tile(text.duration(summary.seconds), "wall clock"),
         ]
     if summary.flow == "sft":
@@ -165,10 +169,6 @@ def _tiles(summary: Summary) -> list[Tile]:
     ]
 
 
-def _before(value: float | None) -> str | None:
-    return None if value is None else text.score(value)
-
-
 def _intervals(summary: Summary) -> str:
     own = summary.sets.get(OWN_SET, SetAccuracy())
     shown = [text.interval(one[1], one[2]) for one in (own.before, own.after) if one]
@@ -181,24 +181,16 @@ def _set_headings(summary: Summary) -> tuple[str, str]:
     return "before", "after"
 
 
-def _panels(rows: Sequence[Row], view: View) -> list[Panel]:
-    return [_panel(chart, rows, _steps(rows)) for chart in with_sets(view.charts, rows)]
-
-
-def _reward_panels(rows: Sequence[Row], view: View) -> list[Panel]:
-    # A flow without charts has no steps to draw them over.
-    return [_panel(chart, rows, _steps(rows)) for chart in reward_charts(rows)] if view.charts else []
-
-
-def _steps(rows: Sequence[Row]) -> tuple[int, int]:
-    return (rows[0]["step"], rows[-1]["step"]) if rows else (0, 0)
-
-
-def _panel(chart: Chart, rows: Sequence[Row], steps: tuple[int, int]) -> Panel:
-    lines = [Line(one.label, series(rows, one.metric), one.color) for one in chart.series]
-    legend = tuple((f"s{line.color}", line.label) for line in lines if line.points) if len(lines) > 1 else ()
-    title = f"{chart.title}: {chart.note}, over steps"
-    return Panel(chart.title, chart.note, line_chart(lines, title=title, steps=steps, bounds=chart.bounds, log=chart.log), legend)
+def _panels(charts: Sequence[Chart], rows: Sequence[Row]) -> list[Panel]:
+    steps = (rows[0]["step"], rows[-1]["step"]) if rows else (0, 0)
+    panels = []
+    for chart in charts:
+        lines = [Line(one.label, series(rows, one.metric), one.color) for one in chart.series]
+        legend = tuple((f"s{line.color}", line.label) for line in lines if line.points) if len(lines) > 1 else ()
+        title = f"{chart.title}: {chart.note}, over steps"
+        drawn = line_chart(lines, title=title, steps=steps, bounds=chart.bounds, log=chart.log)
+        panels.append(Panel(chart.title, chart.note, drawn, legend))
+    return panels
 
 
 def _time_panel(rows: Sequence[Row], view: View) -> Panel:
@@ -248,8 +240,7 @@ def _problem(sample: dict[str, Any]) -> tuple[str, str, str]:
 def _headings(summary: Summary, samples: Sequence[dict[str, Any]]) -> tuple[str, str, str]:
     """Of the section with compared samples, and of its two columns."""
     if summary.flow == "evaluate":
-        alone = summary.accuracy_before is None
-        return "Answers", *(("model", "") if alone else ("baseline", "model"))
+        return "Answers", *_set_headings(summary)
     before = [sample["step"] for sample in samples if sample["phase"] == "before"]
     later = [sample["step"] for sample in samples if sample["phase"] in ("validation", "after")]
     names = f"before (step {min(before, default=0)})", f"after (step {max(later)})" if later else "after"
@@ -266,7 +257,3 @@ def _training_samples(samples: Sequence[dict[str, Any]]) -> list[tuple[int, list
     count = min(len(steps), _TRAINING_STEPS_SHOWN)
     chosen = sorted({steps[round(i * (len(steps) - 1) / max(count - 1, 1))] for i in range(count)})
     return [(step, grouped[step]) for step in chosen]
-
-
-def _not_finite(metrics: Sequence[Row]) -> list[str]:
-    return [f"step {row['step']}: {name} was not finite" for row in metrics for name, value in row.items() if value is None]

@@ -24,6 +24,8 @@ class RunDirectory:
         metrics, samples, slowest: one JSON object per line (`MetricsWriter`, `SamplesWriter`, `SlowestWriter`).
         tensorboard: directory of TensorBoard event files, with the same values as `metrics`.
         hf: directory of the trained policy in Hugging Face format. hf_best: of the best checkpoint, when that is another.
+        journal: one line for each transition of the ledger (`actors.rollout.journal`).
+        losses: what died during the run, one JSON object per line. comparison: of a forked run with its parent (`fork.Comparison`).
         checkpoints: where checkpoints are kept unless `checkpoint.url` says otherwise.
     """
 
@@ -33,6 +35,7 @@ class RunDirectory:
         self.metrics, self.samples, self.slowest = root / "metrics.jsonl", root / "samples.jsonl", root / "slowest.jsonl"
         self.tensorboard, self.checkpoints = root / "tensorboard", root / "checkpoints"
         self.hf, self.hf_best = root / "hf", root / "hf-best"
+        self.journal, self.comparison, self.losses = root / "journal.jsonl", root / "comparison.json", root / "losses.jsonl"
 
     @classmethod
     def create(cls, output_dir: str | Path, name: str, *, latest: bool = True) -> RunDirectory:

@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 _SHOWN_STAGES = 4
 
 
-def _now() -> str:
-    return datetime.now().astimezone().isoformat(timespec="seconds")
-
-
 class SetAccuracy(BaseModel):
     """Accuracy on one validation set, each with its interval: of the first validation (or the baseline), of the last (or the model).
 
@@ -68,6 +64,7 @@ class Summary(BaseModel):
         tokens: prompt and response tokens trained on.
         seconds_per_stage: what the flow waited for each stage over the whole run; never more than `seconds` together.
         mean_logprob_error: mean over steps of |generation - training| log-probability per token, in nats.
+        guards: how often each guard has tripped.
         error: why a failed run failed, one line.
         finished_at: local time, ISO 8601.
     """
@@ -98,8 +95,9 @@ class Summary(BaseModel):
     mean_tflops_per_worker: float | None = None
     seconds_per_stage: dict[str, float] = {}
     mean_logprob_error: float | None = None
+    guards: dict[str, int] = {}
     error: str | None = None
-    finished_at: str = Field(default_factory=_now)
+    finished_at: str = Field(default_factory=lambda: datetime.now().astimezone().isoformat(timespec="seconds"))
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -144,6 +142,7 @@ def _grpo_rows(summary: Summary) -> list[tuple[str, str]]:
         ("logprob error", f"{number(summary.mean_logprob_error)} (mean of |generation - training|)"),
         *_set_rows(summary),
         *_not_scored(summary),
+        *([("guards", ", ".join(f"{name} {times} times" for name, times in summary.guards.items()))] if summary.guards else []),
     ]
 
 

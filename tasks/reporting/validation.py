@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from configs.validation import OWN_SET
@@ -82,17 +83,13 @@ def validation_rows(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, str]
 def with_sets(charts: Sequence[Chart], rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """The charts, with a line for each further set in the one that shows the accuracy of the environment's own."""
     others = [name for name in set_names(rows) if name != OWN_SET]
-    return [_with_sets(chart, others) if others and _shows_accuracy(chart) else chart for chart in charts]
-
-
-def _shows_accuracy(chart: Chart) -> bool:
-    return [one.metric for one in chart.series] == [f"accuracy/{OWN_SET}"]
-
-
-def _with_sets(chart: Chart, others: Sequence[str]) -> Chart:
-    own = replace(chart.series[0], label=OWN_SET)
     more = [Series(visible(name), f"accuracy/{name}", color) for color, name in enumerate(others[: COLORS - 1], start=2)]
-    return replace(chart, series=(own, *more))
+    return [
+        replace(chart, series=(replace(chart.series[0], label=OWN_SET), *more))
+        if more and [one.metric for one in chart.series] == [f"accuracy/{OWN_SET}"]
+        else chart
+        for chart in charts
+    ]
 
 
 def _measures(name: str, before: Row, after: Row | None, gain: Triple | None) -> list[Measure]:
@@ -106,11 +103,11 @@ def _measures(name: str, before: Row, after: Row | None, gain: Triple | None) ->
     found += [_measure(f"pass@{k}", f"pass@{k}/{name}", before, after, score, change) for k in passes if k > 1]  # pass@1 is the accuracy
     found.append(_measure("reward", f"reward/{name}", before, after, score, change))
     if f"length/{name}" in keys:
-        found.append(_measure("mean length, tokens", f"length/{name}", before, after, number, _more))
+        found.append(_measure("mean length, tokens", f"length/{name}", before, after, number, partial(shown, spec="+.1f")))
     for part in ("truncated", "timed_out", "failed", "no_opinion"):
         values = [row.get(f"{part}/{name}") for row in (before, after) if row]
         if any(values) or (part == "truncated" and f"{part}/{name}" in keys):
-            found.append(_measure(part.replace("_", " "), f"{part}/{name}", before, after, share, _points))
+            found.append(_measure(part.replace("_", " "), f"{part}/{name}", before, after, share, partial(shown, spec="+.1%")))
     return found
 
 
@@ -126,11 +123,3 @@ def _measure(
 
 def _estimate(row: Row, metric: str) -> str:
     return estimate(row.get(metric), row.get(f"{metric}/low"), row.get(f"{metric}/high"))
-
-
-def _more(value: float | None) -> str:
-    return shown(value, "+.1f")
-
-
-def _points(value: float | None) -> str:
-    return shown(value, "+.1%")

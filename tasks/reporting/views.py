@@ -85,6 +85,7 @@ class View:
 
 
 _NOT_SCORED = (Column("timed out", "scoring/timed_out", share, rare=True), Column("failed", "scoring/failed", share, rare=True))
+_LEARNT = (Column("reward", "reward/mean", score), Column("accuracy", "accuracy/validation", score), Column("KL", "kl"))
 _GRPO = View(
     title="GRPO",
     stages=("rollout", "logprob", "ref_logprob", "advantage", "train", "refit"),
@@ -107,16 +108,8 @@ _GRPO = View(
         Chart("Token throughput", "prompt and response tokens per second of a step", (Series("tokens/s", "tokens_per_s", 1),), (0.0, 0.0)),
     ),
     picture="reward",
-    table=(
-        Column("reward", "reward/mean", score),
-        Column("accuracy", "accuracy/validation", score),
-        Column("KL", "kl"),
-        Column("loss", "loss"),
-        Column("tokens/s", "tokens_per_s"),
-        Column("s/step", "time/step"),
-        *_NOT_SCORED,
-    ),
-    line=(Column("reward", "reward/mean", score), Column("accuracy", "accuracy/validation", score), Column("KL", "kl"), *_NOT_SCORED),
+    table=(*_LEARNT, Column("loss", "loss"), Column("tokens/s", "tokens_per_s"), Column("s/step", "time/step"), *_NOT_SCORED),
+    line=(*_LEARNT, *_NOT_SCORED),
     samples=True,
 )
 _SFT = View(
@@ -147,14 +140,15 @@ _SFT = View(
     line=(Column("loss", "loss"), Column("validation loss", "loss/validation")),
     samples=False,
 )
+_ANSWERED = (Column("accuracy", "accuracy/validation", score), Column("reward", "reward/validation", score))
 _EVALUATE = View(
     title="Evaluation",
     stages=(),
     outside=("validate",),
     charts=(),
     picture="",
-    table=(Column("accuracy", "accuracy/validation", score), Column("reward", "reward/validation", score)),
-    line=(Column("accuracy", "accuracy/validation", score), Column("reward", "reward/validation", score)),
+    table=_ANSWERED,
+    line=_ANSWERED,
     samples=True,
 )
 VIEWS: Mapping[FlowName, View] = {"grpo": _GRPO, "sft": _SFT, "evaluate": _EVALUATE}

@@ -49,11 +49,6 @@ class NewPrompts:
     held_out: int
     consumed: Mapping[str, Content]
 
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the prompts and answers."""
-        return digest(self.prompts)
-
 
 def read_files(url: str) -> dict[str, bytes]:
     """The .jsonl files under the URL (or the one at it), by name; those that begin with a dot or underscore are not read.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from actors.data_plane.transfer_queue import connection, plane
 from actors.environments.scoring import pool
-from configs.deadlines import GRACE_S, SCORING_START_S, Deadlines
+from configs.deadlines import ENGINE_HEALTH_S, GRACE_S, SCORING_START_S, Deadlines
 from configs.loader import load
 
 ROOT = Path(__file__).parents[2]
@@ -29,14 +29,16 @@ def test_an_outer_wait_is_longer_than_the_sum_of_its_inner_ones(d: Deadlines) ->
         "score": [d.scoring],
         # generation until its deadline, the last verdicts, a put for what came before and one for the rest, the engines' sleep
         "rollout": [d.generation, d.score, d.data_plane_call, d.data_plane_call, d.engine_call],
-        # each death of an engine begins the batch anew
-        "validation": [d.engine_call] * d.engines + [d.score],
+        # each death of an engine begins the batch anew; the last one's waits until an engine is back
+        "validation": [d.engine_call] * d.engines + [d.engine_return, d.score],
+        "engine_return": [d.restart, d.policy_stage, d.refit],
         # a put waits for its answer, and as long again for space
         "data_plane_call": [d.data_plane, d.data_plane],
         # columns are read, the work is done, a column is written
         "workers": [d.data_plane_call, d.policy, d.data_plane_call],
         "train": [d.workers] * d.updates,
-        "refit": [d.policy, d.policy, d.policy + d.generation],
+        "refit": [d.restart, d.policy, d.policy, d.policy + d.generation, ENGINE_HEALTH_S] * 2,
+        "restart": [d.generation, ENGINE_HEALTH_S],
         "policy_stage": [max(d.train, d.refit, d.workers)],
         "start": [max(d.generation, d.policy, SCORING_START_S)],
         "clear": [d.data_plane_call],

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from configs.rewards import AnyReward, ExactReward, RegexReward, ScoringConfig, check_labels, rewards_of
+from configs.environment import EnvironmentConfig
+from configs.rewards import AnyReward, ExactReward, RegexReward, ScoringConfig
+from configs.run import ScoredConfig
 
 ANY: TypeAdapter[Any] = TypeAdapter(AnyReward)
 WHOLE = [
@@ -76,28 +78,31 @@ def test_scoring_is_bounded(values: dict[str, Any]) -> None:
 
 
 def test_a_recipe_without_rewards_gets_the_verifiers_of_its_environment() -> None:
-    assert [reward.kind for reward in rewards_of((), ["dataset"])] == ["math"]
-    assert [reward.kind for reward in rewards_of((), ["python"])] == ["environment"]
-    assert [reward.kind for reward in rewards_of((), ["dataset", "reasoning_gym", "dataset"])] == ["math", "reasoning_gym"]
+    files, code = EnvironmentConfig(kind="dataset", path="a.jsonl"), EnvironmentConfig(kind="python", import_path="a:B")
+    sources = [{"name": "a", "path": "a.jsonl"}, {"name": "b", "task": "chain_sum"}, {"name": "c", "path": "c.jsonl"}]
+    mixture = EnvironmentConfig.model_validate({"sources": sources})
+    assert [reward.kind for reward in ScoredConfig(environment=files).paid] == ["math"]
+    assert [reward.kind for reward in ScoredConfig(environment=code).paid] == ["environment"]
+    assert [reward.kind for reward in ScoredConfig(environment=mixture).paid] == ["math", "reasoning_gym"]
     listed = (ExactReward(),)
-    assert rewards_of(listed, ["dataset"]) == listed
+    assert ScoredConfig(environment=files, rewards=listed).paid == listed
 
 
 @given(st.lists(st.sampled_from(["a", "b", "c", "d"]), min_size=1, max_size=4), st.none() | st.sampled_from(["a", "b", "e"]))
 def test_labels_are_unique_and_the_success_is_one_of_them(names: list[str], success: str | None) -> None:
     rewards = tuple(ExactReward(name=name) for name in names)
     if len(set(names)) == len(names) and (success is None or success in names):
-        check_labels(rewards, ScoringConfig(success=success))
+        ScoredConfig(rewards=rewards, scoring=ScoringConfig(success=success))
     else:
-        with pytest.raises(ValueError, match=r"^rewards: two are called|^scoring\.success: no reward"):
-            check_labels(rewards, ScoringConfig(success=success))
+        with pytest.raises(ValueError, match=r"rewards: two are called|scoring\.success: no reward"):
+            ScoredConfig(rewards=rewards, scoring=ScoringConfig(success=success))
 
 
 def test_a_near_miss_is_suggested() -> None:
     rewards = (ExactReward(), RegexReward(pattern="x", name="form"))
     with pytest.raises(ValueError, match="did you mean 'exact'"):
-        check_labels(rewards, ScoringConfig(success="exakt"))
+        ScoredConfig(rewards=rewards, scoring=ScoringConfig(success="exakt"))
     with pytest.raises(ValueError, match="they are exact, form"):
-        check_labels(rewards, ScoringConfig(success="zzz"))
+        ScoredConfig(rewards=rewards, scoring=ScoringConfig(success="zzz"))
     with pytest.raises(ValueError, match="two are called 'exact'"):
-        check_labels((ExactReward(), RegexReward(pattern="x", name="exact")), ScoringConfig())
+        ScoredConfig(rewards=(ExactReward(), RegexReward(pattern="x", name="exact")))

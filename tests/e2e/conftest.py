@@ -17,8 +17,10 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.workers.process import ProcessWorker
 
 import flows.grpo_session
+import flows.saving
 import flows.session
 import flows.sft_session
+import flows.training_session
 from actors.waiting import find, wait
 from flows.grpo import grpo
 from flows.service.parts import Record
@@ -125,7 +127,7 @@ def run_recorded(server: str, ray_session: None, tmp_path_factory: pytest.TempPa
         output = tmp_path_factory.mktemp("runs")
         crossings: list[Crossing] = []
         with pytest.MonkeyPatch.context() as patch:
-            for module in (flows.grpo_session, flows.session, flows.sft_session):
+            for module in (flows.grpo_session, flows.session, flows.sft_session, flows.saving, flows.training_session):
                 for name, value in vars(module).copy().items():
                     if isinstance(value, Task):
                         patch.setattr(module, name, _Recorder(value, crossings))

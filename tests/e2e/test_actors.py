@@ -20,8 +20,8 @@ from actors.data_plane.meta import KVBatchMeta
 from actors.generation.pool import EnginePool
 from actors.generation.types import GenerationRequest, UpdateOptions
 from actors.preflight import check, prepare_model
-from actors.rollout.ledger import Claim
 from actors.rollout.ledger_actor import ClaimReply
+from actors.rollout.ledger_types import Claim
 from actors.waiting import ActorGoneError
 from configs.loader import load
 from configs.run import RunConfig

@@ -6,7 +6,6 @@ import gc
 import json
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -192,20 +191,45 @@ def train_one(ask: Callable[..., object], engines: list[str], version: int) -> N
     ask(names.LEDGER, "set_version", version)
 
 
-def test_a_run_goes_on_without_an_engine_and_ends_without_its_environment(running: Callable[..., object], tmp_path: Path) -> None:
-    ask, engines = running, names.engines(2)
-    ask(names.COLLECTOR, "begin_generating")
-    train_one(ask, engines, 1)
-    ray.kill(ray.get_actor("engine-1", namespace=NAMESPACE))
-    for version in range(2, 6):
-        train_one(ask, engines, version)
-    progress = ask(names.COLLECTOR, "progress", 0.0)
+def standing(ask: Callable[..., object]) -> tuple[Progress, float]:
+    """How the collector stands, and how many engines serve."""
+    progress, report = ask(names.COLLECTOR, "progress", 0.0), ask(names.COLLECTOR, "report")
     assert isinstance(progress, Progress)
-    assert any("engine-1 is gone; its requests go to engine-0" in line for line in progress.log)
     assert (progress.ended, progress.error) == (False, None)
-    report = ask(names.COLLECTOR, "report")
-    assert report.metrics["engines/alive"] == 1  # type: ignore[attr-defined]
-    ask(names.COLLECTOR, "validate", 5)
+    return progress, report.metrics["engines/alive"]  # type: ignore[attr-defined]
+
+
+def test_a_run_goes_on_without_an_engine_which_comes_back_and_ends_without_its_environment(running: Callable[..., object]) -> None:
+    ask, engines, version = running, names.engines(2), 1
+    ask(names.COLLECTOR, "begin_generating")
+    train_one(ask, engines, version)
+    ray.kill(ray.get_actor("engine-1", namespace=NAMESPACE), no_restart=False)
+    progress, alive = standing(ask)
+    while not any("engine-1 is gone; its requests go to engine-0" in line for line in progress.log):
+        version += 1
+        train_one(ask, engines, version)
+        progress, alive = standing(ask)
+    assert alive == 1
+    ask(names.COLLECTOR, "validate", version)
+    deadline = time.monotonic() + WAIT_S
+    while "engine-1 is back" not in progress.log:
+        assert time.monotonic() < deadline
+        version += 1
+        train_one(ask, engines, version)
+        progress, alive = standing(ask)
+    assert alive == 2
+    health = call(NAMESPACE, "engine-1", "health")
+    assert (health.state, health.stale, health.weight_version) == ("ready", False, version)
+
+    for engine in engines:
+        ray.kill(ray.get_actor(engine, namespace=NAMESPACE), no_restart=False)
+    while alive < 2 or "engine-0 is back" not in progress.log:  # nobody trains: the collector asks for their weights
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+        now, alive = standing(ask)
+        progress = now.model_copy(update={"log": (*progress.log, *now.log)})
+    assert {call(NAMESPACE, engine, "health").weight_version for engine in engines} == {version}
+    train_one(ask, engines, version + 1)
 
     ray.kill(ray.get_actor(names.ENVIRONMENT, namespace=NAMESPACE))
     killed = time.monotonic()

@@ -56,7 +56,17 @@ def test_the_learning_rate_falls_over_the_steps_of_the_run(finished: Run) -> Non
 
 
 def test_the_same_seed_gives_the_same_run(twins: tuple[Run, Run]) -> None:
-    clocks = ("time/", "tokens_per_s", "train_s", "tflops", "data_plane/", "scoring/slowest_s", "idle/", "replay/claim_wait_s")
+    clocks = (
+        "time/",
+        "tokens_per_s",
+        "train_s",
+        "tflops",
+        "data_plane/",
+        "scoring/slowest_s",
+        "idle/",
+        "replay/claim_wait_s",
+        "checkpoint/",
+    )
     rows = [read_lines(run.directory / "metrics.jsonl") for run in twins]
     first, second = ([{name: v for name, v in row.items() if not name.startswith(clocks)} for row in run] for run in rows)
     assert first == second
@@ -101,7 +111,7 @@ def test_artifacts(finished: Run) -> None:
     with get_client(sync_client=True) as client:
         found = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[finished.flow_run_id])))
     latest = {artifact.key: artifact for artifact in found}
-    shown = ("progress", "rollout", "metrics", "rewards", "validation", "slowest", "samples", "reward", "summary")
+    shown = ("progress", "rollout", "metrics", "rewards", "validation", "slowest", "samples", "reward", "summary", "audit", "audit-groups")
     assert {f"grpo-{name}" for name in shown} == set(latest)
     assert len(found) == len(latest)  # one of each, rewritten in place
     assert latest["grpo-progress"].data == 100

@@ -30,6 +30,7 @@ from prefect.utilities.annotations import quote
 
 from actors import names
 from actors.generation.types import GenerationTimeoutError
+from actors.policy.turns import Turn
 from actors.waiting import ActorGoneError, ActorTimeoutError
 from tasks import events
 from tasks.actor_logs import ActorLogs
@@ -155,7 +156,7 @@ def test_a_dead_actor_is_not_waited_for(server: str, actor: Callable[..., Any]) 
 def test_train_is_applied_once(server: str, actor: Callable[..., Any]) -> None:
     started = actor(names.POLICY, ActorTimeoutError("silent"))
     with pytest.raises(ActorTimeoutError):
-        train(NAMESPACE, 1, None, "grpo", 30.0)  # type: ignore[arg-type]
+        train(NAMESPACE, 1, None, "grpo", 30.0, Turn(1, "train"))  # type: ignore[arg-type]
     assert ray.get(started.calls.remote()) == 1
 
 

@@ -1,22 +1,45 @@
-"""Runs that are interrupted go on where they were saved: killed, lost in part, asked to end, extended."""
+"""Runs that are interrupted go on where they were saved, and compute what they would have computed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
+import torch
+from safetensors.torch import load_file
 
+from actors.checkpoints.store import CheckpointStore
+from actors.rollout.audit import audit
+from actors.rollout.journal import parse
+from configs import settings
+from configs.base import ConfigError
+from flows.fork import fork
+from flows.grpo import grpo
+from flows.grpo_session import GrpoStep
 from tasks.reporting.jsonl import read_lines
+from tasks.reporting.summary import Summary
+from tests.conftest import ROOT
+from tests.e2e.commands import start_command
 from tests.e2e.conftest import SHORT, Run
+from tests.patience import WAIT_S
 
 pytestmark = pytest.mark.slow
 
 CLOCKS = (
     "time/", "tokens_per_s", "train_s", "tflops", "data_plane/", "scoring/slowest_s", "idle/", "replay/claim_wait_s", "checkpoint/",
 )  # fmt: skip
-SAVED = [*SHORT, "steps=5", "checkpoint.every_steps=2", "checkpoint.keep_last=9"]
+OFTEN = ["checkpoint.every_steps=1", "checkpoint.keep_last=9"]
 
 
 def numbers(directory: Path) -> list[dict[str, Any]]:
@@ -27,6 +50,133 @@ def numbers(directory: Path) -> list[dict[str, Any]]:
     return [joined[step] for step in sorted(joined)]
 
 
-def test_a_run_that_loses_each_of_its_actors_has_the_metrics_of_one_that_does_not(run_recorded: Callable[..., Run]) -> None:
-    """Killed in turn, in steps 1 (before there is a checkpoint) to 5: the ledger, the policy, an engine, the collector, storage."""
-    raise NotImplementedError
+def samples(directory: Path) -> list[dict[str, Any]]:
+    """What the model said."""
+    return [{name: v for name, v in row.items() if name != "seconds"} for row in read_lines(directory / "samples.jsonl")]
+
+
+def kill(actor: str) -> None:
+    """SIGKILL the process of a named actor; there is one run in this process."""
+    (found,) = [one for one in ray.util.list_named_actors(all_namespaces=True) if one["name"] == actor]
+    handle = ray.get_actor(actor, namespace=found["namespace"])
+    os.kill(ray.get(handle.__ray_call__.remote(lambda _: os.getpid()), timeout=WAIT_S), signal.SIGKILL)
+
+
+At = Callable[[int, str, Callable[[], None]], None]
+
+
+@contextmanager
+def planning(monkeypatch: pytest.MonkeyPatch) -> Iterator[At]:
+    """Do something once, before a stage of a step: `at(2, "submit_train", what)`."""
+    plans: dict[tuple[int, str], list[Callable[[], None]]] = {}
+
+    def plan(step: int, stage: str, what: Callable[[], None]) -> None:
+        plans.setdefault((step, stage), []).append(what)
+        original = getattr(GrpoStep, stage)
+
+        def staged(self: GrpoStep, *arguments: Any) -> Any:
+            for waiting in plans.pop((self.number, stage), []):
+                waiting()
+            return original(self, *arguments)
+
+        monkeypatch.setattr(GrpoStep, stage, staged)
+
+    yield plan
+    assert not plans, "never came to it"
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> Iterator[At]:
+    """As `planning`, for the test."""
+    with planning(monkeypatch) as plan:
+        yield plan
+
+
+@pytest.fixture(scope="module")
+def disturbed(run_flow: Callable[..., Run]) -> Run:
+    """A run that loses its parts one after the other, first before there is a checkpoint."""
+    with pytest.MonkeyPatch.context() as patch, planning(patch) as at:
+        at(1, "wait_for_rollout", lambda: kill("collector"))
+        at(2, "submit_logprob", lambda: kill("policy-worker-0"))
+        at(2, "submit_refit", lambda: kill("engine-0"))
+        at(3, "wait_for_rollout", lambda: kill("ledger"))
+        at(3, "submit_clear", lambda: kill("data_plane_storage_0"))
+        return run_flow(*OFTEN)
+
+
+def test_a_run_that_loses_its_parts_has_the_metrics_of_one_that_does_not(disturbed: Run, finished: Run) -> None:
+    run = disturbed
+    assert numbers(run.directory) == numbers(finished.directory)
+    assert samples(run.directory) == samples(finished.directory)
+    assert Summary.read(run.directory / "summary.json").status == "completed"
+    assert 3 <= len(read_lines(run.directory / "losses.jsonl")) <= 5  # two that die in one stage are one loss
+
+
+def test_its_journal_tells_of_every_group(disturbed: Run) -> None:
+    """12 groups, each trained once; what was done twice is void."""
+    found = audit(parse((disturbed.directory / "journal.jsonl").read_bytes()))
+    assert found.clean
+    assert found.finished
+    assert found.ends == {"trained": 12}
+    assert len(found.voided) == len(read_lines(disturbed.directory / "losses.jsonl"))
+
+
+def test_a_fork_is_compared_with_its_parent_step_by_step(disturbed: Run, server: str) -> None:
+    assert server
+    same = fork(str(disturbed.directory), at=1)
+    assert {one["metric"]: one["change"] for one in same["changes"]} == dict.fromkeys((one["metric"] for one in same["changes"]), 0.0)
+    assert {one["steps"] for one in same["changes"]} >= {2}
+    assert same["changed"] == ()
+    other = fork(str(disturbed.directory), at=2, overrides=["policy.optimizer.lr=1e-2", "rollout.temperature=0.5"])
+    assert set(other["changed"]) == {"policy.optimizer.lr: 0.0002 -> 0.01", "rollout.temperature: 0.7 -> 0.5"}
+    child = max(disturbed.directory.resolve().parent.glob("*/comparison.json"), key=lambda path: path.stat().st_mtime).parent
+    assert numbers(child)[:3] == numbers(disturbed.directory)[:3]
+    assert numbers(child)[3] != numbers(disturbed.directory)[3]
+
+
+def test_ctrl_c_saves_the_step_and_the_run_goes_on_in_its_directory(
+    run_flow: Callable[..., Run], finished: Run, at: At, tmp_path: Path
+) -> None:
+    at(2, "submit_logprob", lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        grpo(recipe="arithmetic-cpu", overrides=[f"output_dir={tmp_path}", *SHORT])
+    (directory,) = [path for path in tmp_path.iterdir() if not path.is_symlink()]
+    assert Summary.read(directory / "summary.json").status == "cancelled"
+    assert (directory / "hf" / "model.safetensors").is_file()
+    assert CheckpointStore(str(directory / "checkpoints"), tmp_path).steps() == [2]
+    exported = subprocess.run(
+        [sys.executable, "-m", "flows.export", str(directory), "--to", str(tmp_path / "exported")],
+        cwd=ROOT, env=settings.child_environment(TESTS_ZYGOTE=""), capture_output=True, text=True, timeout=WAIT_S,
+    )  # fmt: skip
+    assert "the weights after step 2" in exported.stdout, exported.stderr
+    ours, theirs = (load_file(path / "model.safetensors") for path in (tmp_path / "exported", directory / "hf"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours.keys() | theirs.keys())
+    shutil.rmtree(tmp_path / "exported")
+    with pytest.raises(ConfigError, match=r"other settings.*seed: 0 -> 1"):
+        grpo(recipe="arithmetic-cpu", overrides=[f"output_dir={tmp_path}", *SHORT, f"resume={directory}", "seed=1"])
+
+    grpo(recipe="arithmetic-cpu", overrides=[f"output_dir={tmp_path}", *SHORT, f"resume={directory}"])
+    assert numbers(directory) == numbers(finished.directory)
+    assert samples(directory) == samples(finished.directory)
+    assert {path.name for path in tmp_path.iterdir()} == {directory.name, "latest"}
+
+
+def test_a_killed_command_goes_on_elsewhere(finished: Run, tmp_path: Path) -> None:
+    """SIGKILL during step 3; the checkpoints are the only thing that is left."""
+    url = f"file://{tmp_path}/saved"
+    (tmp_path / "a").mkdir()
+    command = start_command("grpo", tmp_path / "a", uuid.uuid4().hex, *SHORT, *OFTEN, f"checkpoint.url={url}")
+    assert command.stdout is not None
+    for line in command.stdout:
+        if line.startswith("step 2/"):
+            break
+    deadline = time.monotonic() + WAIT_S
+    while not CheckpointStore(url, tmp_path).steps():
+        assert command.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    command.kill()
+    command.wait(10)
+    summary = grpo(recipe="arithmetic-cpu", overrides=[f"output_dir={tmp_path}/b", *SHORT, *OFTEN, f"checkpoint.url={url}"])
+    assert summary["steps"] == 3
+    assert numbers(tmp_path / "b" / "latest") == numbers(finished.directory)

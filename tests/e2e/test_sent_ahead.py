@@ -92,7 +92,7 @@ def run_with(actors: dict[str, Any], output: Path) -> None:
     """The `grpo` flow over these actors."""
     overrides = [
         f"steps={STEPS}", f"validate_every={STEPS}", "warm_start.steps=0", "warm_start.stop_at_accuracy=null", f"output_dir={output}",
-        "rollout.prompts_per_step=4",
+        "rollout.prompts_per_step=4", "checkpoint.every_steps=null", "recovery.restarts=0",
     ]  # fmt: skip
     with stubbed(**actors):
         grpo.fn("arithmetic-cpu", overrides)

@@ -18,6 +18,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterId
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from actors.checkpoints.store import CheckpointStore
 from configs.loader import load
 from configs.sft import SftConfig
 from flows.sft import sft
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.slow
 SMALL = [
     "data.environment=null", "data.on_too_long=drop", "model.hidden_size=64", "model.num_attention_heads=2",
     "model.num_key_value_heads=1", "model.intermediate_size=96", "model.num_hidden_layers=2", "batch_size=16",
-    "validate_every=3", "keep_checkpoints=1", "patience=2",
+    "validate_every=3", "checkpoint.keep_last=1", "patience=2",
     # After step 8 the learning rate is 0: validations 12 and 15 are not better than 9.
     "policy.optimizer={lr: 3e-3, decay_steps: 8, decay_style: linear}",
 ]  # fmt: skip
@@ -89,6 +90,10 @@ def files(data: Path, suffix: str) -> list[str]:
     return [f"data.train={data}/train.{suffix}", f"data.validation={data}/validation.{suffix}"]
 
 
+def steps_saved(run: Run | Command) -> list[int]:
+    return CheckpointStore(str(run.directory / "checkpoints"), run.directory).steps()
+
+
 def rows(run: Run | Command) -> list[dict[str, Any]]:
     return by_step(read_lines(run.directory / "metrics.jsonl"))
 
@@ -119,7 +124,7 @@ def test_a_run_that_does_all_its_steps_validates_the_last(padded: Command) -> No
     summary = Summary.read(padded.directory / "summary.json")
     assert (summary.status, summary.steps, summary.stopped_because) == ("completed", 11, "steps")
     assert list(dict(series(rows(padded), "loss/validation"))) == [0, 3, 6, 9, 11]
-    assert (padded.directory / "checkpoints" / "latest").readlink() == Path("step-11")
+    assert steps_saved(padded) == [9, 11]  # the best and the last
 
 
 def test_the_command_says_how_it_goes_and_leaves_no_process(padded: Command) -> None:
@@ -133,7 +138,7 @@ def test_files_and_totals(packed: Run) -> None:
     summary = Summary.read(packed.directory / "summary.json")
     steps = rows(packed)
     assert summary.tokens == sum(row["tokens"] for row in steps[1:])
-    assert {"launch", "batch", "train", "validate", "checkpoint"} == set(summary.seconds_per_stage)
+    assert {"launch", "batch", "train", "validate", "checkpoint", "export"} == set(summary.seconds_per_stage)
     assert load(str(packed.directory / "config.yaml"), (), SftConfig).steps == 30
     report = (packed.directory / "report.html").read_text()
     assert "<h3>Loss</h3>" in report
@@ -143,10 +148,8 @@ def test_files_and_totals(packed: Run) -> None:
 
 
 def test_the_validation_loss_is_that_of_transformers(packed: Run, data: Path) -> None:
-    """On the exported checkpoint, row by row, from the text."""
-    path = packed.directory / "checkpoints" / "best"
-    assert path.readlink() == Path("step-9")
-    assert (packed.directory / "hf").resolve() == path.resolve()
+    """Of the best checkpoint, which was exported; row by row, from the text."""
+    path = packed.directory / "hf"
     model, tokenizer = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32), AutoTokenizer.from_pretrained(path)
     total, tokens = 0.0, 0
     for line in (data / "validation.jsonl").read_text().splitlines():
@@ -170,11 +173,7 @@ def test_packed_and_padded_give_the_same_losses(packed: Run, padded: Command) ->
 
 
 def test_only_the_newest_and_the_best_checkpoint_stay(packed: Run) -> None:
-    directory = packed.directory / "checkpoints"
-    assert {path.name for path in directory.iterdir() if not path.is_symlink()} == {"step-9", "step-15"}
-    assert (directory / "latest").readlink() == Path("step-15")
-    for step in (9, 15):
-        AutoModelForCausalLM.from_pretrained(directory / f"step-{step}")
+    assert steps_saved(packed) == [9, 15]
 
 
 def test_task_runs_and_artifacts(packed: Run) -> None:
@@ -183,8 +182,10 @@ def test_task_runs_and_artifacts(packed: Run) -> None:
         found = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[packed.flow_run_id])))
         flow_run = client.read_flow_run(packed.flow_run_id)
     expected = {f"{stage}-{step}" for stage in ("batch", "train", "clear") for step in range(1, 16)}
-    expected |= {f"validation-loss-{step}" for step in (0, 3, 6, 9, 12, 15)} | {f"checkpoint-{step}" for step in (3, 6, 9, 12, 15)}
-    assert {run.name for run in runs} == expected | {"launch-actors"}
+    expected |= {f"validation-loss-{step}" for step in (0, 3, 6, 9, 12, 15)} | {
+        f"{prefix}checkpoint-{step}" for step in (3, 6, 9, 12, 15) for prefix in ("", "publish-")
+    }
+    assert {run.name for run in runs} == expected | {"launch-actors", "export-hf"}
     assert {run.state_name for run in runs} == {"Completed"}
     assert flow_run.name.startswith("sft-sft-cpu-20")
     latest = {artifact.key: artifact for artifact in found}
@@ -193,7 +194,8 @@ def test_task_runs_and_artifacts(packed: Run) -> None:
 
 
 def test_no_tensor_passes_through_prefect_and_nothing_is_left(packed: Run) -> None:
-    assert {"batch", "train", "validation-loss", "checkpoint", "launch", "clear"} == {crossing.task for crossing in packed.crossings}
+    stages = {"batch", "train", "validation-loss", "checkpoint", "publish-checkpoint", "export-hf", "launch", "clear"}
+    assert stages == {crossing.task for crossing in packed.crossings}
     for crossing in packed.crossings:
         assert crossing.tensors == 0, crossing
         assert max(crossing.argument_bytes, crossing.result_bytes) <= 64 * 1024, crossing

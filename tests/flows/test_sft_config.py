@@ -31,6 +31,15 @@ def test_the_recipe_is_short_and_reads_back(tmp_path) -> None:
         assert load(str(path), (), SftConfig) == config
 
 
+def test_every_checkpoint_is_validated_unless_the_recipe_says_otherwise() -> None:
+    assert sft().checkpoint.every_steps == 20
+    assert sft("validate_every=7", "checkpoint.keep_last=5").checkpoint.every_steps == 7
+    assert sft("checkpoint.every_steps=40").checkpoint.every_steps == 40
+    assert sft("checkpoint.every_steps=null").checkpoint.every_steps is None
+    with pytest.raises(ConfigError, match=r"validate_every: .*validate_every"):
+        sft("validate_every=often")
+
+
 def test_a_recipe_of_another_flow_names_its_flow() -> None:
     with pytest.raises(ConfigError, match=r"'sft-cpu' is for the flow 'sft', not for 'grpo': run `python -m flows\.sft`"):
         load("sft-cpu")
@@ -54,7 +63,7 @@ def test_a_recipe_of_another_flow_names_its_flow() -> None:
         ([*FILES, "data.split=1"], ["data.split", "less than 1"]),
         (["epochs=2"], ["set one of `steps` and `epochs`"]),
         (["steps=null"], ["set one of `steps` and `epochs`"]),
-        (["checkpoint_every=30"], ["checkpoint_every (30)", "multiple of validate_every (20)"]),
+        (["checkpoint.every_steps=30"], ["checkpoint.every_steps (30)", "multiple of validate_every (20)"]),
         (["policy.parallel.data=3"], ["batch_size (64)", "policy.parallel.data (3)"]),
         (["policy.parallel.data=2", "validation_batch_size=9"], ["validation_batch_size (9)", "policy.parallel.data (2)"]),
         (["policy.loss={kl_coef: 0.1}"], ["policy.loss", "grpo"]),

@@ -27,11 +27,11 @@ def tensors(shard: VocabShard, dtype: torch.dtype) -> tuple[torch.Tensor, torch.
     return hidden, weight.requires_grad_(), torch.randint(0, shard.total, (B, T), device="cuda")
 
 
-def plain(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor, shard: VocabShard) -> tuple[torch.Tensor, torch.Tensor]:
+def plain(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, shard: VocabShard) -> tuple[torch.Tensor, torch.Tensor]:
     """Every logit in float32 at once."""
-    logits = (hidden[:-1] @ weight.t()).float() / 0.8
-    logprobs, entropies = vocab_logprobs(logits, tokens[:, 1:].t(), shard)
-    return torch.nn.functional.pad(logprobs.t(), (1, 0)), torch.nn.functional.pad(entropies.t(), (1, 0))
+    logits = (hidden @ weight.t()).float() / 0.8
+    logprobs, entropies = vocab_logprobs(logits, labels.t(), shard)
+    return logprobs.t(), entropies.t()
 
 
 @pytest.mark.parametrize("slices", [1, 7])
@@ -40,10 +40,10 @@ def test_equals_the_plain_path_with_gradients(
     shard: VocabShard, dtype: torch.dtype, tolerance: float, slices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logprob, "CUDA_KEPT_ELEMENTS", -(-T // slices) * B * shard.width)
-    hidden, weight, tokens = tensors(shard, dtype)
+    hidden, weight, labels = tensors(shard, dtype)
     project: Callable[[torch.Tensor], torch.Tensor] = lambda part: part @ weight.t()  # noqa: E731
-    ours, entropy = token_logprobs(hidden, project, tokens, 0.8, shard)
-    theirs, their_entropy = plain(hidden, weight, tokens, shard)
+    ours, entropy = token_logprobs(hidden, project, labels, 0.8, shard)
+    theirs, their_entropy = plain(hidden, weight, labels, shard)
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)  # both from the same logits
     torch.testing.assert_close(entropy, their_entropy, atol=1e-4, rtol=1e-4)
     upstream = torch.randn(B, T, device="cuda")
@@ -57,12 +57,12 @@ def test_no_float32_copy_of_the_logits_is_made() -> None:
     shard = VocabShard(start=0, width=151936, total=151936)
     torch.manual_seed(0)
     rows, width = 1024, shard.width
-    hidden = torch.randn(rows + 1, 1, H, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    hidden = torch.randn(rows, 1, H, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(width, H, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    tokens = torch.randint(0, width, (1, rows + 1), device="cuda")
+    labels = torch.randint(0, width, (1, rows), device="cuda")
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    logprobs, _ = token_logprobs(hidden, lambda part: part @ weight.t(), tokens, 1.0, shard)
+    logprobs, _ = token_logprobs(hidden, lambda part: part @ weight.t(), labels, 1.0, shard)
     logprobs.sum().backward()
     logits = 2 * rows * width  # bytes in bfloat16
     assert torch.cuda.max_memory_allocated() - before < 1.5 * logits

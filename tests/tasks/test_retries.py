@@ -20,9 +20,12 @@ from tasks.call import transient
 from tasks.train import train
 
 AGAIN = {
-    "logprob", "ref_logprob", "advantage", "refit", "validate", "validation-loss", "clear", "export-hf", "checkpoint",
+    "logprob", "ref_logprob", "advantage", "refit", "validate", "validation-loss", "clear", "export-hf",
 }  # fmt: skip
-ONCE = {"settle", "train", "warm-start", "rollout", "batch", "launch", "begin-grpo", "begin-warm-start"}
+ONCE = {
+    "settle", "train", "warm-start", "rollout", "batch", "launch", "begin-grpo", "begin-warm-start", "checkpoint", "publish-checkpoint",
+    "restore",
+}  # fmt: skip
 
 
 def all_tasks() -> dict[str, list[Task[Any, Any]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actors.data_plane.meta import KVBatchMeta, mint_key
-from actors.rollout.ledger import Claim
+from actors.rollout.ledger_types import Claim
 from tasks.rollout import _without, staleness
 
 

@@ -26,7 +26,6 @@ from actors.data_plane.interface import (
     ClaimTimeoutError,
     Column,
     DataPlane,
-    Done,
     PartitionConflictError,
     UnknownFieldError,
     UnknownKeyError,
@@ -52,9 +51,9 @@ class TransferQueuePlane(DataPlane):
         self._link = connection(address, timeout_s)
         self._requests = self._link.requests
 
-    def _register(self, partition_id: str, fields: Sequence[str], capacity: int | None, consumers: Sequence[str]) -> Done[None]:
+    def _register(self, partition_id: str, fields: Sequence[str], capacity: int | None, consumers: Sequence[str]) -> None:
         schema = Schema.build(partition_id, fields, capacity, consumers)
-        return Done(self._link.run(self._create(partition_id, schema), f"register partition {partition_id!r}", self._timeout_s))
+        self._link.run(self._create(partition_id, schema), f"register partition {partition_id!r}", self._timeout_s)
 
     async def _create(self, partition_id: str, schema: Schema) -> None:
         made = await self._requests.resolve(SHADOW + partition_id, [schema_key(schema)], create=True)
@@ -62,10 +61,9 @@ class TransferQueuePlane(DataPlane):
             await self._requests.forget(made)
             raise PartitionConflictError(f"partition {partition_id!r} exists with another schema")
 
-    def _put(self, meta: KVBatchMeta, columns: Mapping[str, Column], overwrite: bool) -> Done[KVBatchMeta]:
+    def _put(self, meta: KVBatchMeta, columns: Mapping[str, Column], overwrite: bool) -> None:
         what = f"put {len(meta)} samples into partition {meta.partition_id!r}"
         self._link.run(self._store(meta, columns, overwrite), what, 2 * self._timeout_s + ANSWER_S)
-        return Done(meta.with_fields(*columns), len(meta) if columns else 0, codec.payload(columns))
 
     async def _store(self, meta: KVBatchMeta, columns: Mapping[str, Column], overwrite: bool) -> None:
         record = await self._record(meta.partition_id)
@@ -99,10 +97,9 @@ class TransferQueuePlane(DataPlane):
             await self._requests.withdraw(samples, noted=True)
             raise
 
-    def _get(self, meta: KVBatchMeta, fields: Sequence[str]) -> Done[dict[str, list[Any]]]:
+    def _get(self, meta: KVBatchMeta, fields: Sequence[str]) -> dict[str, list[Any]]:
         what = f"get {', '.join(fields)} of {len(meta)} samples from partition {meta.partition_id!r}"
-        columns = self._link.run(self._load(meta, fields), what, self._timeout_s)
-        return Done(columns, len(meta) if fields else 0, codec.payload(columns))
+        return self._link.run(self._load(meta, fields), what, self._timeout_s)
 
     async def _load(self, meta: KVBatchMeta, fields: Sequence[str]) -> dict[str, list[Any]]:
         record = await self._record(meta.partition_id)
@@ -118,13 +115,12 @@ class TransferQueuePlane(DataPlane):
         values = await self._requests.load(samples, stored)
         return {name: codec.decode(name, record.types[name], values) for name in fields}
 
-    def _claim(self, partition_id: str, consumer: str, fields: Sequence[str], count: int, timeout_s: float) -> Done[KVBatchMeta]:
+    def _claim(self, partition_id: str, consumer: str, fields: Sequence[str], count: int, timeout_s: float) -> KVBatchMeta:
         async def undo(claimed: KVBatchMeta) -> None:
             await self._requests.give_back(partition_id, consumer, claimed.keys)
 
         what = f"claim {count} samples of partition {partition_id!r} for {consumer!r}"
-        claimed = self._link.run(self._take(partition_id, consumer, fields, count, timeout_s), what, timeout_s + ANSWER_S, undo)
-        return Done(claimed, count)
+        return self._link.run(self._take(partition_id, consumer, fields, count, timeout_s), what, timeout_s + ANSWER_S, undo)
 
     async def _take(self, partition_id: str, consumer: str, fields: Sequence[str], count: int, timeout_s: float) -> KVBatchMeta:
         end = time.monotonic() + timeout_s
@@ -142,19 +138,18 @@ class TransferQueuePlane(DataPlane):
                 break
             await asyncio.sleep(min(random.uniform(*_POLL_S), left))
         ready, missing = await self._requests.backlog(partition_id, consumer, fields)
-        raise ClaimTimeoutError.of(partition_id, consumer, timeout_s, ready, count, missing)
+        raise ClaimTimeoutError(f"partition {partition_id!r}: consumer {consumer!r}", timeout_s, ready, count, missing)
 
-    def _clear(self, meta: KVBatchMeta) -> Done[None]:
+    def _clear(self, meta: KVBatchMeta) -> None:
         self._link.run(self._forget(meta), f"clear {len(meta)} samples of partition {meta.partition_id!r}", self._timeout_s)
-        return Done(None, len(meta))
 
     async def _forget(self, meta: KVBatchMeta) -> None:
         await self._record(meta.partition_id)
         if meta.keys:
             await self._requests.forget(await self._requests.resolve(meta.partition_id, meta.keys, create=False))
 
-    def _samples(self, partition_id: str) -> Done[int]:
-        return Done(self._link.run(self._count(partition_id), f"count the samples of partition {partition_id!r}", self._timeout_s))
+    def _samples(self, partition_id: str) -> int:
+        return self._link.run(self._count(partition_id), f"count the samples of partition {partition_id!r}", self._timeout_s)
 
     async def _count(self, partition_id: str) -> int:
         await self._record(partition_id)

@@ -28,6 +28,7 @@ _NBYTES = attrgetter("nbytes")
 _OCCUPANCY = "occupancy"  # the consumer under whose name samples are counted; it never takes any
 
 _MOST_SCRATCH = 256 * 2**20  # bytes that a process keeps between puts
+_ALIGNMENT = 64  # bytes, enough for any dtype
 
 
 @dataclass(frozen=True)
@@ -74,19 +75,19 @@ class Requests:
     async def store(self, samples: Samples, fields: Mapping[str, list[torch.Tensor]], notes: Sequence[dict[str, Any]]) -> None:
         """Send values to the storage units, and notes to the controller. Nobody can read the values before `publish`."""
         parts = self._by_unit(samples)
-        columns = {unit: {name: [values[row] for row in rows] for name, values in fields.items()} for unit, rows in parts.items()}
-        lengths = {unit: {name: list(map(_NBYTES, values)) for name, values in column.items()} for unit, column in columns.items()}
-        size = sum(_aligned(sum(sizes)) for part in lengths.values() for sizes in part.values())
+        size = sum(sum(map(_NBYTES, values)) for values in fields.values()) + _ALIGNMENT * len(parts) * len(fields)
         kept, self._scratch = self._scratch, None
         buffer = kept if kept is not None and len(kept) >= size else torch.empty(size, dtype=torch.uint8)
         start, requests = 0, []
         for unit, rows in parts.items():
             data = {}
-            for name, values in columns[unit].items():
-                packed = buffer[start : start + sum(lengths[unit][name])]
-                codec.pack(values, packed)
-                data[name] = [packed, numbers(lengths[unit][name])]
-                start += _aligned(len(packed))
+            for name, values in fields.items():
+                part = [values[row] for row in rows]
+                lengths = list(map(_NBYTES, part))
+                packed = buffer[start : start + sum(lengths)]
+                codec.pack(part, packed)
+                data[name] = [packed, numbers(lengths)]
+                start += -(-len(packed) // _ALIGNMENT) * _ALIGNMENT
             indexes = [samples.indexes[row] for row in rows]
             requests.append(self._storage._put_to_single_storage_unit(indexes, data, target_storage_unit=unit))
         # All of them end before the first error is raised: what comes after it must not be overtaken by one of these.
@@ -158,14 +159,24 @@ class Requests:
                 await self.note(old, old.notes)
             await self.forget(new)
 
-    async def take(self, partition_id: str, consumer: str, fields: Sequence[str], count: int) -> list[dict[str, Any]]:
-        """The notes of the next `count` samples that have all these fields, taken for this consumer; or of none."""
-        found = await self._fetch(partition_id, consumer, fields, count, {"consumer": consumer})
+    async def take(
+        self, partition_id: str, consumer: str, fields: Sequence[str], count: int, give_back: Sequence[str] = ()
+    ) -> list[dict[str, Any]]:
+        """The notes of the next `count` samples that have all these fields, taken for this consumer; or of none.
+
+        Args:
+            give_back: keys that it took before; they are ready again.
+        """
+        # For FirstWrittenSampler. The controller polls nothing by itself (polling_mode): it answers at once, maybe with nothing.
+        config = {"consumer": consumer, "give_back": list(give_back)}
+        found = await self._client.async_get_meta(
+            list(fields), count, partition_id, mode="fetch", task_name=consumer, sampling_config=config
+        )
         return list(found.custom_meta)
 
     async def give_back(self, partition_id: str, consumer: str, keys: Sequence[str]) -> None:
         """Make samples that were taken ready again."""
-        await self._fetch(partition_id, consumer, [], 0, {"consumer": consumer, "give_back": list(keys)})
+        await self.take(partition_id, consumer, [], 0, keys)
 
     async def backlog(self, partition_id: str, consumer: str, fields: Sequence[str]) -> tuple[int, dict[str, int]]:
         """How many samples this consumer could take, and for each field how many of the untaken ones lack it."""
@@ -189,18 +200,7 @@ class Requests:
             rows[units[index % len(units)]].append(row)
         return rows
 
-    async def _fetch(self, partition_id: str, consumer: str, fields: Sequence[str], count: int, config: dict[str, Any]) -> BatchMeta:
-        # For FirstWrittenSampler. The controller polls nothing by itself (polling_mode): it answers at once, maybe with nothing.
-        return await self._client.async_get_meta(
-            list(fields), count, partition_id, mode="fetch", task_name=consumer, sampling_config=config
-        )
-
     async def _controller(self, request: ZMQRequestType, response: ZMQRequestType, body: dict[str, Any]) -> dict[str, Any]:
         async with self._client.controller_rpc_pool.alease(self._client._controller) as socket:
             answer = await self._client._request_controller(socket=socket, request_type=request, response_type=response, body=body)
         return dict(answer.body)
-
-
-def _aligned(size: int) -> int:
-    # What follows in a buffer is aligned for any dtype.
-    return -(-size // 64) * 64

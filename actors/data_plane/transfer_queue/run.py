@@ -45,12 +45,12 @@ def start(namespace: str, config: DataPlaneConfig) -> DataPlaneAddress:
     except ValueError as error:
         _kill(actors.values())
         raise DataPlaneError(f"namespace {namespace!r} has a data plane already: {error}") from error
+    except (ActorGoneError, ActorTimeoutError) as error:  # before OSError, which the second one is, too
+        _kill(actors.values())
+        raise DataPlaneGoneError(str(error)) from error
     except OSError as error:
         _kill(actors.values())
         raise DataPlaneError(f"data_plane.prometheus_port = {config.prometheus_port}: {error}; choose another, or 0 for any") from error
-    except (ActorGoneError, ActorTimeoutError) as error:
-        _kill(actors.values())
-        raise DataPlaneGoneError(str(error)) from error
     _owned[namespace] = list(actors.values())
     ends = [Endpoint(name, server.id, server.ip, tuple(sorted(server.ports.items()))) for name, server in servers.items()]
     return DataPlaneAddress(namespace=namespace, controller=ends[0], storage=tuple(ends[1:]), metrics=metrics)

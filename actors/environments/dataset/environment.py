@@ -10,7 +10,7 @@ from actors.environments.base import Environment, Problem, Split
 from actors.environments.dataset.problems import problem, prompt_digest
 from actors.environments.dataset.rows import Rows
 from configs.base import ConfigError
-from configs.environment import FieldsConfig
+from configs.environment import EnvironmentConfig, SourceConfig
 
 
 class DatasetEnvironment(Environment):
@@ -27,10 +27,10 @@ class DatasetEnvironment(Environment):
         ConfigError: what cannot be read or used, by file, line and column; or too few rows.
     """
 
-    def __init__(
-        self, *, path: str, validation_path: str | None, validation_size: int, fields: FieldsConfig, field: str = "environment"
-    ) -> None:
-        self._path, self._fields, self._field = path, fields, field
+    def __init__(self, config: EnvironmentConfig | SourceConfig, field: str = "environment") -> None:
+        assert config.path is not None  # both configurations check it
+        path, validation_path, validation_size = config.path, config.validation_path, config.validation_size
+        self._path, self._fields, self._field = path, config.fields, field
         rows = Rows.read(path, f"{field}.path")
         self._rows: dict[Split, Rows] = {"train": rows, "validation": rows}
         firsts: dict[bytes, int] = {}
@@ -40,7 +40,7 @@ class DatasetEnvironment(Environment):
             only_validated = path == validation_path  # a frozen set, of a model that is not trained
             held_out = self._rows["validation"] = rows if only_validated else Rows.read(validation_path, f"{field}.validation_path")
             validation = list(range(min(validation_size, len(held_out))))
-            digests = set() if only_validated else {prompt_digest(self._read(held_out, index)) for index in validation}
+            digests = set() if only_validated else {prompt_digest(held_out.problem(index, self._fields, field)) for index in validation}
         else:
             if len(firsts) <= validation_size:
                 raise ConfigError(
@@ -59,7 +59,7 @@ class DatasetEnvironment(Environment):
     def problem(self, split: Split, index: int) -> Problem:
         if not 0 <= index < self.size(split):
             raise IndexError(f"{split} problem {index} of {self.size(split)}")
-        return self._read(self._rows[split], int(self._numbers[split][index]))
+        return self._rows[split].problem(int(self._numbers[split][index]), self._fields, self._field)
 
     def leave_out(self, held_out: Container[bytes], elsewhere: Container[bytes] = ()) -> None:
         """Take prompts out of training before the first is drawn.
@@ -83,7 +83,3 @@ class DatasetEnvironment(Environment):
         for table in rows.tables:
             for number, row in enumerate(table.each()):
                 yield prompt_digest(problem(row, self._fields, uid="", place=table.place(number), field=self._field))
-
-    def _read(self, rows: Rows, index: int) -> Problem:
-        table, number = rows.find(index)
-        return problem(table.row(number), self._fields, uid=table.uid(number), place=table.place(number), field=self._field)

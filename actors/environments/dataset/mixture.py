@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -50,14 +50,17 @@ class Mixture(Environment):
     def problem(self, split: Split, index: int) -> Problem:
         if not 0 <= index < self.size(split):
             raise IndexError(f"{split} problem {index} of {self.size(split)}")
-        name, number = self._order[index] if split == "train" else self._validation[index]
-        found = self._train_problem(name, number) if split == "train" else self._sources[name].problem(split, number)
+        if split == "train":
+            place, number = self._order[index].tolist()
+            name = list(self._sources)[place]
+            found = self._train_problem(name, number)
+        else:
+            name, number = self._validation[index]
+            found = self._sources[name].problem(split, number)
         return replace(found, source=name, uid=f"{name}:{found.uid}")
 
     def _train_problem(self, name: str, number: int) -> Problem:
         source = self._sources[name]
-        if isinstance(source, DatasetEnvironment):
-            return source.problem("train", number)
         # Generated problems are not known before they are made: instead of one that another source holds out comes the next.
         for hop in range(_HOPS):
             found = source.problem("train", (number + hop) % source.size("train"))
@@ -69,25 +72,10 @@ class Mixture(Environment):
         )
 
 
-@dataclass(frozen=True)
-class Order:
-    """One epoch. `chosen`: by position, which source. `places`: by position, how often that source came before. `sizes`: by source."""
-
-    sizes: Mapping[str, int]
-    chosen: np.ndarray
-    places: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.chosen)
-
-    def __getitem__(self, position: int) -> tuple[str, int]:
-        """(source, number in it); each number of a source comes before any comes again."""
-        name = list(self.sizes)[self.chosen[position]]
-        return name, int(self.places[position]) % self.sizes[name]
-
-
-def interleave(sizes: Mapping[str, int], weights: Sequence[float]) -> Order:
+def interleave(sizes: Mapping[str, int], weights: Sequence[float]) -> np.ndarray:
     """The sources in the proportions of their weights, until every number of each has come.
+
+    Returns int32 [positions, 2]: which source, and the number in it; each number of a source comes before any comes again.
 
     After n positions a source of part p has come n * p times, give or take 1 - 1 / (2k - 2) for k sources; no rule does better for all
     weights (R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980). Of the sources that are due comes the one with
@@ -108,13 +96,12 @@ def interleave(sizes: Mapping[str, int], weights: Sequence[float]) -> Order:
     slack = 1 / (2 * len(parts) - 2) if len(parts) > 1 else 0.0
     drawn, missing = [0] * len(parts), len(parts)
     needed = list(sizes.values())
-    chosen, places = array("h"), array("i")
+    order, position = array("i"), 0
     while missing:
-        position = len(chosen) + 1
+        position += 1
         due = [i for i, part in enumerate(parts) if part * position - drawn[i] >= slack - _ROUNDING]
         best = min(due, key=lambda i: (drawn[i] + 1 - slack) / parts[i])
-        chosen.append(best)
-        places.append(drawn[best])
+        order.extend((best, drawn[best] % needed[best]))
         drawn[best] += 1
         missing -= drawn[best] == needed[best]
-    return Order(sizes, np.asarray(chosen), np.asarray(places))
+    return np.asarray(order).reshape(-1, 2)

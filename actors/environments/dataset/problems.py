@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from actors.environments.base import Problem
-from configs.base import ConfigError
+from configs.base import ConfigError, did_you_mean
 from configs.environment import FieldsConfig
-from configs.names import did_you_mean
 
 _ROLES = ("system", "user", "assistant")
 

@@ -12,6 +12,7 @@ import codecs
 import io
 import itertools
 import json
+import posixpath
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,7 +23,10 @@ import fsspec
 import pyarrow
 import pyarrow.parquet as parquet
 
+from actors.environments.base import Problem
+from actors.environments.dataset.problems import problem
 from configs.base import ConfigError
+from configs.environment import FieldsConfig
 
 _SUFFIXES = (".jsonl", ".json", ".parquet")
 _SAVED, _SAVED_SPLITS = "state.json", "dataset_dict.json"  # of folders that save_to_disk of a Dataset and of a DatasetDict wrote
@@ -56,10 +60,6 @@ class Table:
     def place(self, index: int) -> str:
         """Where the row stands, for messages: file, line or row."""
         return f"{self.name}, {'row' if self.lines is None else 'line'} {self.number(index)}"
-
-    def uid(self, index: int) -> str:
-        """File and row, short."""
-        return f"{self.label}:{self.number(index)}"
 
     def part(self, start: int, count: int) -> Table:
         """At most `count` rows from number `start` on."""
@@ -96,10 +96,15 @@ class Rows:
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def find(self, index: int) -> tuple[Table, int]:
-        """The table of a row, and its number there."""
+    def problem(self, index: int, fields: FieldsConfig, field: str = "environment") -> Problem:
+        """The problem in row number `index`, under a uid of its file and row.
+
+        Raises:
+            ConfigError: as `problems.problem`, or a line that is no JSON object.
+        """
         number = bisect.bisect_right(self._ends, index)
-        return self.tables[number], index - (self._ends[number - 1] if number else 0)
+        table, row = self.tables[number], index - (self._ends[number - 1] if number else 0)
+        return problem(table.row(row), fields, uid=f"{table.label}:{table.number(row)}", place=table.place(row), field=field)
 
     @classmethod
     def read(cls, path: str, field: str) -> Rows:
@@ -158,15 +163,8 @@ def files(path: str, field: str) -> list[tuple[str, str]]:
         raise ConfigError(f"{field}: {path}: no file that ends in {', '.join(_SUFFIXES)}")
     protocol = path.partition("://")[0] + "://" if "://" in path else ""
     named = [f"{protocol}{name}" if protocol and "://" not in name else name for name in wanted]
-    return list(zip(named, _labels(wanted), strict=True))
-
-
-def _labels(names: Sequence[str]) -> list[str]:
-    """What tells them apart: each without the folders that all are in."""
-    parts = [name.split("/") for name in names]
-    folders = [part[:-1] for part in parts]
-    common = sum(1 for _ in itertools.takewhile(lambda same: len(set(same)) == 1, zip(*folders, strict=False)))
-    return ["/".join(part[common:]) for part in parts]
+    folder = posixpath.commonpath([posixpath.dirname(name) for name in wanted])
+    return [(name, posixpath.relpath(one, folder)) for name, one in zip(named, wanted, strict=True)]
 
 
 def parse_line(line: bytes, place: str) -> dict[str, Any]:

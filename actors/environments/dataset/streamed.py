@@ -20,14 +20,14 @@ import numpy as np
 import pyarrow.parquet as parquet
 
 from actors.environments.base import Environment, Problem, Split
-from actors.environments.dataset.problems import problem, prompt_digest
+from actors.environments.dataset.problems import prompt_digest
 from actors.environments.dataset.rows import Rows, Table, files, json_lines, of_lines, read_table, reading
 from configs.base import ConfigError
-from configs.environment import FieldsConfig
+from configs.environment import EnvironmentConfig
 
 
 @dataclass(frozen=True)
-class Position:
+class _Position:
     """Of the next row to read. `file`: in the epoch's order. `row`: rows (of JSON, lines) of that file before it. `byte`: of JSON lines."""
 
     file: int = 0
@@ -35,24 +35,17 @@ class Position:
     byte: int = 0
 
 
-class BlockReader:
+class _BlockReader:
     """Reads on from any position. Holds one row group of one Parquet file at a time; of a .json document, the whole."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._kept: tuple[tuple[str, int], Table] | None = None
+        self._kept: Table | None = None
         with reading(path, "environment.path"):
             self.files = files(path, "environment.path")
 
-    def read(self, order: list[int], position: Position, count: int) -> tuple[Rows, Position]:
-        """The next `count` rows, fewer only at the end of the last file, and where they end.
-
-        Args:
-            order: of the files.
-
-        Raises:
-            ConfigError: a file that cannot be read.
-        """
+    def read(self, order: list[int], position: _Position, count: int) -> tuple[Rows, _Position]:
+        """The next `count` rows in this order of the files, fewer only at the end of the last one, and where they end."""
         tables: list[Table] = []
         while count and position.file < len(order):
             name, label = self.files[order[position.file]]
@@ -63,70 +56,64 @@ class BlockReader:
             count -= len(table)
         return Rows(tables), position
 
-    def _part(self, name: str, label: str, position: Position, count: int) -> tuple[Table, Position]:
-        if PurePosixPath(name).suffix == ".jsonl":
+    def _part(self, name: str, label: str, position: _Position, count: int) -> tuple[Table, _Position]:
+        suffix = PurePosixPath(name).suffix
+        if suffix == ".jsonl":
             return _lines(name, label, position, count)
-        whole = self._group(name, label, position.row) if PurePosixPath(name).suffix == ".parquet" else self._whole(name, label)
-        if whole is None or position.row >= whole.first + len(whole):
-            return Table(name, label, []), Position(position.file + 1)
-        part = whole.part(position.row - whole.first, count)
-        return part, Position(position.file, position.row + len(part))
-
-    def _whole(self, name: str, label: str) -> Table:
-        if self._kept is None or self._kept[0] != (name, 0):
-            self._kept = (name, 0), read_table(name, label)
-        return self._kept[1]
-
-    def _group(self, name: str, label: str, row: int) -> Table | None:
-        """The row group that has row number `row`; None: the file ends before it."""
-        if self._kept is not None and self._kept[0][0] == name and 0 <= row - self._kept[1].first < len(self._kept[1]):
-            return self._kept[1]
-        with fsspec.open(name, "rb") as opened:
-            file = parquet.ParquetFile(opened)
-            first = 0
-            for group in range(file.num_row_groups):
-                rows = file.metadata.row_group(group).num_rows
-                if row < first + rows:
-                    self._kept = (name, group), Table(name, label, file.read_row_group(group), first=first)
-                    return self._kept[1]
-                first += rows
-        return None
+        table = self._kept
+        if table is None or table.name != name or (suffix == ".parquet" and not 0 <= position.row - table.first < len(table)):
+            table = _row_group(name, label, position.row) if suffix == ".parquet" else read_table(name, label)
+        if position.row >= table.first + len(table):
+            return Table(name, label, []), _Position(position.file + 1)
+        self._kept = table
+        part = table.part(position.row - table.first, count)
+        return part, _Position(position.file, position.row + len(part))
 
 
-def _lines(name: str, label: str, position: Position, count: int) -> tuple[Table, Position]:
+def _row_group(name: str, label: str, row: int) -> Table:
+    """The row group of a Parquet file that has row number `row`; nothing when the file ends before it."""
+    with fsspec.open(name, "rb") as opened:
+        file = parquet.ParquetFile(opened)
+        first = 0
+        for group in range(file.num_row_groups):
+            rows = file.metadata.row_group(group).num_rows
+            if row < first + rows:
+                return Table(name, label, file.read_row_group(group), first=first)
+            first += rows
+    return Table(name, label, [])
+
+
+def _lines(name: str, label: str, position: _Position, count: int) -> tuple[Table, _Position]:
     found: list[tuple[int, bytes]] = []
     with fsspec.open(name, "rb") as file:
         file.seek(position.byte)
         for number, line in json_lines(file, before=position.row):
             found.append((number, line))
             if len(found) == count:
-                return of_lines(name, label, found), Position(position.file, number, file.tell())
-    return of_lines(name, label, found), Position(position.file + 1)
+                return of_lines(name, label, found), _Position(position.file, number, file.tell())
+    return of_lines(name, label, found), _Position(position.file + 1)
 
 
 class StreamedDataset(Environment):
     """Every epoch has the files in another order, and the rows of each block in another. Repeated prompts are not looked for: what was seen
     would have to be held in memory.
 
-    Args:
-        shuffle_buffer: rows of a block.
-
     Raises:
         ConfigError: as `DatasetEnvironment`; of training rows, when they are drawn.
     """
 
-    def __init__(
-        self, *, path: str, validation_path: str, validation_size: int, fields: FieldsConfig, seed: int, shuffle_buffer: int
-    ) -> None:
-        self._fields, self._path, self._seed, self._size = fields, path, seed, shuffle_buffer
-        rows = Rows.read(validation_path, "environment.validation_path")
-        self._validation = [self._read(rows, index) for index in range(min(validation_size, len(rows)))]
+    def __init__(self, config: EnvironmentConfig, seed: int) -> None:
+        assert config.path is not None  # EnvironmentConfig checks both
+        assert config.validation_path is not None
+        self._fields, self._path, self._seed, self._size = config.fields, config.path, seed, config.shuffle_buffer
+        rows = Rows.read(config.validation_path, "environment.validation_path")
+        self._validation = [rows.problem(index, self._fields) for index in range(min(config.validation_size, len(rows)))]
         self._held_out = {prompt_digest(one) for one in self._validation}
-        self._reader = BlockReader(path)
+        self._reader = _BlockReader(config.path)
         labels = "\n".join(label for _, label in self._reader.files)
         self._files = hashlib.sha256(labels.encode()).hexdigest()
         self._passed = 0
-        self._load(0, 0, Position())
+        self._load(0, 0, _Position())
 
     def size(self, split: Split) -> int:
         """Of training rows it is not known before they are read: 1 stands for "not empty"."""
@@ -138,10 +125,10 @@ class StreamedDataset(Environment):
             raise IndexError(f"{split} problem {index} of {self.size(split)}")
         if split == "validation":
             return self._validation[index]
-        first, _ = self._reader.read(list(range(len(self._reader.files))), Position(), 1)
+        first, _ = self._reader.read(list(range(len(self._reader.files))), _Position(), 1)
         if not len(first):
             raise ConfigError(f"environment.path: {self._path} is empty: no rows to read")
-        return self._read(first, 0)
+        return first.problem(0, self._fields)
 
     def next_train(self) -> Problem:
         """The next training problem that is not held out.
@@ -152,7 +139,7 @@ class StreamedDataset(Environment):
         fresh = False
         while True:
             if self._drawn < len(self._block):
-                found = self._read(self._block, int(self._shuffled[self._drawn]))
+                found = self._block.problem(int(self._shuffled[self._drawn]), self._fields)
                 self._drawn += 1
                 if prompt_digest(found) not in self._held_out:
                     return found
@@ -163,7 +150,7 @@ class StreamedDataset(Environment):
                 raise ConfigError(f"environment.path: {self._path} has no row that is not held out: nothing to train on")
             else:
                 fresh = True
-                self._load(self._epoch + 1, 0, Position())
+                self._load(self._epoch + 1, 0, _Position())
 
     def stream_state(self) -> dict[str, Any]:
         """Where it stands; JSON. `passed`: rows passed over so far because they are held out."""
@@ -189,14 +176,10 @@ class StreamedDataset(Environment):
                 "resume with the data and the setting that it began with"
             )
         self._passed = state["passed"]
-        self._load(state["epoch"], state["block"], Position(**state["begins"]), state["drawn"])
+        self._load(state["epoch"], state["block"], _Position(**state["begins"]), state["drawn"])
 
-    def _load(self, epoch: int, number: int, begin: Position, drawn: int = 0) -> None:
+    def _load(self, epoch: int, number: int, begin: _Position, drawn: int = 0) -> None:
         self._epoch, self._number, self._begin, self._drawn = epoch, number, begin, drawn
         self._order = np.random.default_rng((self._seed, epoch)).permutation(len(self._reader.files)).tolist()
         self._block, self._end = self._reader.read(self._order, begin, self._size)
         self._shuffled = np.random.default_rng((self._seed, epoch, number)).permutation(len(self._block))
-
-    def _read(self, rows: Rows, index: int) -> Problem:
-        table, number = rows.find(index)
-        return problem(table.row(number), self._fields, uid=table.uid(number), place=table.place(number))

@@ -55,3 +55,34 @@ def corrupt(answer: str) -> str:
         return f"{answer[: last.start()]}{int(last.group()[:_LONGEST_NUMBER]) + 1}{answer[last.end() :]}"
     turned = answer.strip()[::-1]
     return turned if turned.casefold() != answer.strip().casefold() else f"{answer}x"
+
+
+class GoldCheck(Reward):
+    """A reward turned round, which scores a problem's own answer instead of a response: 1; None when there is nothing to check."""
+
+    def __init__(self, reward: Reward, threshold: float) -> None:
+        self._reward, self._threshold = reward, threshold
+
+    def score(self, problem: Problem, response: Response) -> float | None:
+        """
+        Raises:
+            ValueError: the reward cannot judge the problem, calls its answer wrong, or a corrupted one right.
+        """
+        self._reward.check(problem)
+        right = self._reward.reference(problem)
+        if right is None:
+            return None
+        if not self._succeeds(problem, right):
+            raise ValueError(f"its own answer {_short(right)} does not count as right")
+        wrong = self._reward.corrupted(problem)
+        if wrong is not None and self._succeeds(problem, wrong):
+            raise ValueError(f"a wrong answer, {_short(wrong)} in place of {_short(right)}, counts as right")
+        return 1.0
+
+    def _succeeds(self, problem: Problem, text: str) -> bool:
+        value = self._reward.score(problem, Response(text, 1, False))
+        return value is not None and value >= self._threshold
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")

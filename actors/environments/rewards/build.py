@@ -8,6 +8,7 @@ from typing import Any
 
 from actors.environments.base import Environment
 from actors.environments.rewards.base import Reward
+from actors.environments.rewards.python import load
 from configs import rewards as configured
 from configs.base import ConfigError
 
@@ -29,8 +30,6 @@ def import_rewards(rewards: Sequence[configured.AnyReward]) -> None:
         if reward.kind in _CLASSES:
             _class(reward.kind)
         if isinstance(reward, configured.PythonReward):
-            from actors.environments.rewards.python import load
-
             load(reward)
 
 

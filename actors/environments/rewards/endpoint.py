@@ -56,7 +56,14 @@ class Endpoint:
         try:
             base = httpx.URL(config.url)
             self._url = base.copy_with(path=base.path.rstrip("/") + "/chat/completions", fragment=None)
-            self._client = _client(config, key)
+            self._client = httpx.AsyncClient(
+                headers={"Content-Type": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"}),
+                mounts=_DIRECT,
+                # Those who wait have deadlines of their own. This one is for a dead connection while new ones keep asking the same.
+                timeout=httpx.Timeout(config.timeout_s, connect=min(_CONNECT_S, config.timeout_s), pool=None),
+                limits=httpx.Limits(max_connections=config.concurrency, max_keepalive_connections=config.concurrency),
+                follow_redirects=False,
+            )
         except (httpx.InvalidURL, ValueError, ImportError) as error:  # ImportError: a SOCKS proxy needs a package
             raise ConfigError(f"{config.label}: the url, or the proxy that the environment names: {self._said(error)}") from None
         if base.userinfo or not base.host:  # httpx would send a user's password in place of the key
@@ -70,9 +77,13 @@ class Endpoint:
             JudgeError: refused for good, or the reply is no chat completion.
         """
         try:
+            content = bytearray()
             async with self._client.stream("POST", self._url, content=body) as response:
-                content = await _read(response)
-            return self._reply(response, content)
+                async for chunk in response.aiter_bytes():
+                    content += chunk
+                    if len(content) >= _BODY_BYTES:
+                        break
+            return self._reply(response, bytes(content[:_BODY_BYTES]))
         except (httpx.UnsupportedProtocol, httpx.LocalProtocolError, httpx.DecodingError) as error:
             said = self._said(error)
         except httpx.TransportError as error:
@@ -114,24 +125,3 @@ class Endpoint:
 def _excerpt(text: str) -> str:
     line = " ".join(text[: 4 * _EXCERPT_CHARACTERS].split())
     return line if len(line) <= _EXCERPT_CHARACTERS else line[:_EXCERPT_CHARACTERS] + "..."
-
-
-def _client(config: JudgeReward, key: str | None) -> httpx.AsyncClient:
-    return httpx.AsyncClient(
-        headers={"Content-Type": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"}),
-        mounts=_DIRECT,
-        # Those who wait have deadlines of their own. This one is for a dead connection while ever new ones wait for the same question.
-        timeout=httpx.Timeout(config.timeout_s, connect=min(_CONNECT_S, config.timeout_s), pool=None),
-        limits=httpx.Limits(max_connections=config.concurrency, max_keepalive_connections=config.concurrency),
-        follow_redirects=False,
-    )
-
-
-async def _read(response: httpx.Response) -> bytes:
-    """The body, up to the most that is looked at."""
-    content = bytearray()
-    async for chunk in response.aiter_bytes():
-        content += chunk
-        if len(content) >= _BODY_BYTES:
-            break
-    return bytes(content[:_BODY_BYTES])

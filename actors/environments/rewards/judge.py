@@ -90,7 +90,7 @@ class Judge:
         self._cache: OrderedDict[bytes, float] = OrderedDict()  # by the prompt's hash: prompts are long
         self._questions: dict[bytes, _Question] = {}
         self._random = random.Random()
-        self._requests = self._retries = self._cache_hits = 0
+        self._counts = dict.fromkeys(("requests", "retries", "cache_hits"), 0.0)
         self._closed = False
 
     async def grade(self, problem: Problem, response: Response) -> float:
@@ -106,7 +106,7 @@ class Judge:
         digest = hashlib.sha256(prompt.encode()).digest()
         if (known := self._cache.get(digest)) is not None:
             self._cache.move_to_end(digest)
-            self._cache_hits += 1
+            self._counts["cache_hits"] += 1
             return known
         question = self._questions.get(digest)
         if question is None:
@@ -114,7 +114,7 @@ class Judge:
             question.task = asyncio.create_task(self._answer(digest, question))
             question.task.add_done_callback(_seen)
         else:
-            self._cache_hits += 1
+            self._counts["cache_hits"] += 1
         question.waiting += 1
         try:
             # Each who waits has a deadline of their own; the request goes on while anyone waits.
@@ -137,12 +137,7 @@ class Judge:
 
     def metrics(self) -> dict[str, float]:
         """Totals: requests (retries among them), retries, cache_hits (an equal question under way is one), rate_limit_wait_s (of all)."""
-        return {
-            "requests": float(self._requests),
-            "retries": float(self._retries),
-            "cache_hits": float(self._cache_hits),
-            "rate_limit_wait_s": self._limits.waited_s,
-        }
+        return self._counts | {"rate_limit_wait_s": self._limits.waited_s}
 
     def _outcome(self, question: _Question) -> float:
         label, task = self._config.label, question.task
@@ -188,7 +183,7 @@ class Judge:
             question.waits_for = "the rate limit (requests_per_minute, tokens_per_minute)"
             await self._limits.take(tokens)
             question.waits_for = f"the answer of {self._endpoint.where}"
-            self._requests += 1
+            self._counts["requests"] += 1
             answer = await self._endpoint.post(json.dumps(values).encode())
             if isinstance(answer, str):
                 return answer
@@ -198,7 +193,7 @@ class Judge:
             question.waits_for = f"a retry, {wait:.3g} s after {answer.why}"
             await asyncio.sleep(wait)
             attempt += 1
-            self._retries += 1
+            self._counts["retries"] += 1
 
 
 def _seen(task: asyncio.Task[float]) -> None:

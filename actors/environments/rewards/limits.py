@@ -44,13 +44,7 @@ class TokenBucket:
         return missing / self._rate if missing > _SLACK * self._burst else 0.0
 
     def take(self, amount: float, now: float) -> None:
-        """Take the amount.
-
-        Raises:
-            ValueError: `wait` is not over.
-        """
-        if self.wait(amount, now) > 0:
-            raise ValueError(f"{amount} cannot be taken yet")
+        """Take the amount, once `wait` is over."""
         self._level, self._at = self._filled(now) - amount, max(now, self._at)
 
     def _filled(self, now: float) -> float:
@@ -76,30 +70,24 @@ class RateLimits:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._clock, self._sleep = clock, sleep
-        self._requests = None if requests_per_minute is None else TokenBucket.per_minute(requests_per_minute, clock())
-        self._tokens = None if tokens_per_minute is None else TokenBucket.per_minute(tokens_per_minute, clock())
+        limits = {"requests": requests_per_minute, "tokens": tokens_per_minute}
+        self._buckets = {what: TokenBucket.per_minute(limit, clock()) for what, limit in limits.items() if limit is not None}
         self._turn = asyncio.Lock()  # whoever waits longest gets it next; who is cancelled leaves without having taken anything
         self.waited_s = 0.0
 
     async def take(self, tokens: int) -> None:
         """Wait until one request of so many tokens may be sent."""
-        began = self._clock()
+        began, amounts = self._clock(), {"requests": 1, "tokens": tokens}
         try:
             async with self._turn:
-                while (wait := self._wait(tokens)) > 0:
-                    await self._sleep(wait)
                 now = self._clock()
-                if self._requests is not None:
-                    self._requests.take(1, now)
-                if self._tokens is not None:
-                    self._tokens.take(tokens, now)
+                while wait := max((bucket.wait(amounts[what], now) for what, bucket in self._buckets.items()), default=0.0):
+                    await self._sleep(wait)
+                    now = self._clock()
+                for what, bucket in self._buckets.items():
+                    bucket.take(amounts[what], now)
         finally:
             self.waited_s += self._clock() - began
-
-    def _wait(self, tokens: int) -> float:
-        now = self._clock()
-        requests = 0.0 if self._requests is None else self._requests.wait(1, now)
-        return max(requests, 0.0 if self._tokens is None else self._tokens.wait(tokens, now))
 
 
 def back_off_s(attempt: int, first_s: float, chance: float) -> float:

@@ -15,7 +15,7 @@ import math
 import re
 from collections import deque
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
@@ -121,7 +121,6 @@ class _Answer:
         self.plain = self.whole if left is None else self.whole[left.end() :]
         bare = self.plain.strip("()")
         self.is_text = bool(_CLOCK.fullmatch(bare) or (_WORDS.fullmatch(bare) and not _is_formula(bare)))
-        self._parsed: list[Any] | None = None
 
     @staticmethod
     @lru_cache(maxsize=_CACHED)
@@ -134,12 +133,10 @@ class _Answer:
         """Value and unit without spaces, but for those between digits: 5 m and 5\\text{m} are the same."""
         return _SPACE.sub("", self.plain + self.unit)
 
-    @property
+    @cached_property
     def parsed(self) -> list[Any]:
         """What math-verify reads; empty: nothing."""
-        if self._parsed is None:
-            self._parsed = _expressions(self.plain)
-        return self._parsed
+        return _expressions(self.plain)
 
     @property
     def words(self) -> str:

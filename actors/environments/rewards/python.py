@@ -51,9 +51,8 @@ class PythonReward(Reward):
     """
 
     def __init__(self, config: configured.PythonReward) -> None:
-        found: Any = load(config)
-        made: Any = found(**config.options) if inspect.isclass(found) else found
-        self._call: Callable[..., Any] = made
+        found = load(config)
+        self._call: Callable[..., Any] = found(**config.options) if isinstance(found, type) else found
         parameters = inspect.signature(self._call).parameters.values()
         takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         named = {parameter.name for parameter in parameters if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)}
@@ -65,27 +64,22 @@ class PythonReward(Reward):
         Raises:
             TypeError: it returned something else than one value in a list. Exception: whatever it raises.
         """
-        given = self._given(problem, response)
+        chat = problem.messages is not None
+        given = {name: [value] for name, value in problem.columns.items()} | {
+            "completions": [[{"role": "assistant", "content": response.text}] if chat else response.text],
+            "prompts": [problem.question if problem.messages is None else [dict(message) for message in problem.messages]],
+            "answer": [problem.answer],
+            "uid": [problem.uid],
+        }
         result = self._call(**{name: value for name, value in given.items() if self._names is None or name in self._names})
         if inspect.isawaitable(result):
             self._loop = self._loop or asyncio.new_event_loop()
-            result = self._loop.run_until_complete(_awaited(result))
+            result = self._loop.run_until_complete(result)
         if hasattr(result, "tolist"):  # numpy, torch
             result = result.tolist()
         if not isinstance(result, list | tuple) or len(result) != 1:
             raise TypeError(f"returned {type(result).__name__}, a list with one value for the one completion is wanted")
         return _plain(result[0])
-
-    @staticmethod
-    def _given(problem: Problem, response: Response) -> dict[str, list[Any]]:
-        chat = problem.messages is not None
-        columns = {name: [value] for name, value in problem.columns.items()}
-        return columns | {
-            "completions": [[{"role": "assistant", "content": response.text}] if chat else response.text],
-            "prompts": [[dict(message) for message in problem.messages] if problem.messages is not None else problem.question],
-            "answer": [problem.answer],
-            "uid": [problem.uid],
-        }
 
 
 class EnvironmentReward(Reward):
@@ -107,7 +101,3 @@ class EnvironmentReward(Reward):
 def _plain(value: Any) -> float | None:
     plain: float | None = value.item() if hasattr(value, "item") else value  # numpy, torch
     return plain
-
-
-async def _awaited(value: Any) -> Any:
-    return await value

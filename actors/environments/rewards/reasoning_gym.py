@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import re
-import warnings
 from typing import Any
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", SyntaxWarning)  # a dependency of reasoning_gym compares with `is`
-    from reasoning_gym.factory import DATASETS
-
 from actors.environments.base import Problem
+from actors.environments.reasoning_gym import DATASETS
 from actors.environments.rewards.base import Response, Reward
 from actors.environments.rewards.guard import guarded
 from configs import rewards as configured
@@ -37,10 +33,16 @@ class ReasoningGymReward(Reward):
         if self._pattern is not None:
             matches = [match.group() for match in self._pattern.finditer(text)]
             text = matches[-1] if matches else ""
-        verify = self._verifier(task, problem.columns.get("config"))
+        # Some verifiers go by the options of the data set: puzzle24 refuses numbers above its largest.
+        dataset, kind = DATASETS[task]
+        config = problem.columns.get("config")
+        config = config if isinstance(config, kind) else kind()
+        name = f"{task} {config!r}"
+        if name not in self._verifiers:
+            self._verifiers[name] = dataset(config=config).score_answer
         with guarded():
             try:
-                return float(verify(text.strip(), problem.columns))
+                return float(self._verifiers[name](text.strip(), problem.columns))
             except UNREADABLE:
                 return 0.0
 
@@ -50,15 +52,6 @@ class ReasoningGymReward(Reward):
 
     def corrupted(self, problem: Problem) -> str | None:
         return None  # many tasks have several right answers
-
-    def _verifier(self, task: str, config: Any) -> Any:
-        # Some verifiers go by the options of the data set: puzzle24 refuses numbers above its largest.
-        dataset, kind = DATASETS[task]
-        config = config if isinstance(config, kind) else kind()
-        name = f"{task} {config!r}"
-        if name not in self._verifiers:
-            self._verifiers[name] = dataset(config=config).score_answer
-        return self._verifiers[name]
 
 
 def _task(problem: Problem) -> str | None:

@@ -51,11 +51,11 @@ def enter_namespaces(network: bool) -> bool:
     return False
 
 
-def limit(memory_mib: int, processes: int, number: int) -> bool:
-    """Limits of this process and its children. Whether the number of processes could be limited, too.
+def limit(memory_mib: int, processes: int, number: int) -> None:
+    """Limits of this process and its children.
 
     Linux does not count the processes of root. As root, the process therefore becomes a user of its own that may still read and write
-    all files.
+    all files; where the kernel does not allow that, their number has no limit.
 
     Args:
         number: of this worker, at most 2**16: its user is one that no other worker has.
@@ -64,20 +64,19 @@ def limit(memory_mib: int, processes: int, number: int) -> bool:
     memory = memory_mib * 2**20
     for what, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, _LARGEST_FILE), (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(what, (most, most))
-    counted = os.geteuid() != 0 or _become(_USERS + number)
-    if counted:
+    if os.geteuid() != 0 or _become(_USERS + number):
         resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user clears it
-    return counted
 
 
 def sweep() -> None:
     """End every child of this process, and theirs, until there is none. For a process that adopts orphans."""
     while True:
-        for child in _children():
+        children = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+        for child in children:
             with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
+                os.kill(int(child), signal.SIGKILL)
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:
@@ -113,10 +112,6 @@ def _become(user: int) -> bool:
     capabilities = (ctypes.c_uint32 * 6)(_FILE_CAPABILITIES, _FILE_CAPABILITIES, 0, 0, 0, 0)  # effective, permitted, inheritable; twice
     _libc().capset((ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), capabilities)
     return True
-
-
-def _children() -> list[int]:
-    return [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
 
 
 def _prctl(option: int, value: int) -> None:

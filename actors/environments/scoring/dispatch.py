@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from actors.environments.scoring.verdict import Outcome, Part
@@ -23,19 +24,17 @@ _LARGEST_CHUNK = 64
 
 @dataclass(eq=False)
 class Batch:
-    """Calls that were added together, and what they came to.
+    """Calls that are added together, at least one, and what they came to.
 
     Attributes:
         deadline: when those that are left count as timed out.
+        parts: of those that are done, by number. future: of all, in order.
     """
 
-    numbers: tuple[int, ...]
+    calls: Sequence[Call]
     deadline: float
     parts: dict[int, Part] = field(default_factory=dict)
-
-    @property
-    def complete(self) -> bool:
-        return len(self.parts) == len(self.numbers)
+    future: Future[list[Part]] = field(default_factory=Future)
 
 
 @dataclass
@@ -49,6 +48,9 @@ class Dispatch:
 
     Args:
         timeout_s: longest time of one call with this label.
+
+    Attributes:
+        batches: those that are not complete.
     """
 
     def __init__(self, timeout_s: Callable[[str], float], workers: int) -> None:
@@ -56,21 +58,18 @@ class Dispatch:
         self._waiting: deque[Call] = deque()
         self._busy: dict[int, _Busy] = {}
         self._batch_of: dict[int, Batch] = {}  # of calls that are not done
-        self._batches: list[Batch] = []  # that are not complete
+        self.batches: list[Batch] = []
 
-    def add(self, calls: Sequence[Call], deadline: float) -> Batch:
-        """Calls to be computed until the deadline."""
-        batch = Batch(tuple(call.number for call in calls), deadline)
-        self._waiting.extend(calls)
-        self._batch_of |= {call.number: batch for call in calls}
-        if calls:
-            self._batches.append(batch)
-        return batch
+    def add(self, batch: Batch) -> None:
+        """Calls to be computed until the batch's deadline."""
+        self._waiting.extend(batch.calls)
+        self._batch_of |= {call.number: batch for call in batch.calls}
+        self.batches.append(batch)
 
     def assign(self, worker: int, now: float) -> list[Call]:
-        """The next calls for a worker that has none; empty when none waits."""
+        """The next calls for a worker; empty when none waits, or the worker has not rested from others."""
         if worker in self._busy:
-            raise ValueError(f"worker {worker} has calls already")
+            return []
         size = min(_LARGEST_CHUNK, max(1, len(self._waiting) // (2 * self._workers)))
         chunk: list[Call] = []
         while self._waiting and len(chunk) < size:
@@ -81,8 +80,8 @@ class Dispatch:
             self._busy[worker] = _Busy(deque(chunk), now)
         return chunk
 
-    def answered(self, worker: int, number: int, part: Part, now: float) -> list[Batch]:
-        """An answer came. Returns the batches that are complete now.
+    def answered(self, worker: int, number: int, part: Part, now: float) -> None:
+        """An answer came.
 
         Raises:
             WireError: it is no answer to what this worker computes at present.
@@ -92,7 +91,7 @@ class Dispatch:
             raise WireError("an answer to another call")
         busy.calls.popleft()
         busy.since = now
-        return self._done(number, part)
+        self._done(number, part)
 
     def rested(self, worker: int) -> None:
         """The worker says that it has answered all of its calls.
@@ -100,20 +99,18 @@ class Dispatch:
         Raises:
             WireError: it has not.
         """
-        busy = self._busy.pop(worker, None)
-        if busy is None or busy.calls:
-            if busy is not None:
-                self._busy[worker] = busy
+        if worker not in self._busy or self._busy[worker].calls:
             raise WireError("calls are left unanswered")
+        del self._busy[worker]
 
-    def lost(self, worker: int, outcome: Outcome, error: str, now: float) -> list[Batch]:
-        """The worker is gone: its first call has this outcome, the others wait again. Returns the batches that are complete now."""
+    def lost(self, worker: int, outcome: Outcome, error: str, now: float) -> None:
+        """The worker is gone: its first call has this outcome, the others wait again."""
         busy = self._busy.pop(worker, None)
         if busy is None or not busy.calls:
-            return []
+            return
         first = busy.calls.popleft()
         self._waiting.extendleft(reversed(busy.calls))
-        return self._done(first.number, Part(None, outcome, max(0.0, now - busy.since), error))
+        self._done(first.number, Part(None, outcome, max(0.0, now - busy.since), error))
 
     def late(self, now: float) -> list[tuple[int, str]]:
         """Workers whose call takes too long, with the message for it."""
@@ -126,26 +123,19 @@ class Dispatch:
                 found.append((worker, "the batch's time was over" if over else f"no value within {limit:g} s"))
         return found
 
-    def expired(self, now: float) -> list[Batch]:
-        """Batches whose deadline has passed. Their calls that wait count as timed out; the late workers are in `late`."""
+    def expire(self, now: float) -> None:
+        """Calls that wait count as timed out when the deadline of their batch has passed; the late workers are in `late`."""
         running = {busy.calls[0].number for busy in self._busy.values() if busy.calls}
-        complete = []
-        for batch in [batch for batch in self._batches if batch.deadline <= now]:
-            for number in batch.numbers:
-                if number not in batch.parts and number not in running:
-                    complete += self._done(number, Part(None, "timed_out", 0.0, "not begun before the batch's time was over"))
-        return complete
+        for batch in [batch for batch in self.batches if batch.deadline <= now]:
+            for call in batch.calls:
+                if call.number not in batch.parts and call.number not in running:
+                    self._done(call.number, Part(None, "timed_out", 0.0, "not begun before the batch's time was over"))
 
     def next_deadline(self) -> float | None:
-        """When `late` or `expired` have something new; None: nothing is out."""
+        """When `late` or `expire` have something new; None: nothing is out."""
         times = [self._due(busy) for busy in self._busy.values() if busy.calls]
-        times += [batch.deadline for batch in self._batches]
+        times += [batch.deadline for batch in self.batches]
         return min(times, default=None)
-
-    @property
-    def idle(self) -> bool:
-        """Whether no call waits."""
-        return not self._waiting
 
     def _due(self, busy: _Busy) -> float:
         call = busy.calls[0]
@@ -153,12 +143,11 @@ class Dispatch:
         batch = self._batch_of.get(call.number)
         return due if batch is None else min(due, batch.deadline)
 
-    def _done(self, number: int, part: Part) -> list[Batch]:
+    def _done(self, number: int, part: Part) -> None:
         batch = self._batch_of.pop(number, None)
         if batch is None:
-            return []
+            return
         batch.parts[number] = part
-        if not batch.complete:
-            return []
-        self._batches.remove(batch)
-        return [batch]
+        if len(batch.parts) == len(batch.calls):
+            self.batches.remove(batch)
+            batch.future.set_result([batch.parts[call.number] for call in batch.calls])

@@ -19,23 +19,17 @@ from configs.rewards import AnyReward, JudgeReward, ScoringConfig
 _SHOWN = 5
 
 
-def success_reward(rewards: Sequence[AnyReward], config: ScoringConfig) -> AnyReward | None:
-    """The reward whose golds can be checked; None: it is a judge."""
-    reward = next((reward for reward in rewards if reward.label == config.success), rewards[0])
-    return None if isinstance(reward, JudgeReward) else reward
-
-
 def check_golds(
     problems: Sequence[Problem], rewards: Sequence[AnyReward], config: ScoringConfig, environment: EnvironmentConfig, seed: int
-) -> int:
-    """Returns how many of the problems have an answer that can be checked.
+) -> None:
+    """Every answer that can be checked is right by the success reward; of a judge none can.
 
     Raises:
         ConfigError: answers that are not right by their own reward, the first of them by source and row.
     """
-    reward = success_reward(rewards, config)
-    if reward is None or not problems:
-        return 0
+    reward = next((reward for reward in rewards if reward.label == config.success), rewards[0])
+    if isinstance(reward, JudgeReward) or not problems:
+        return
     patient = config.model_copy(update={"batch_timeout_s": reward.timeout_s * len(problems)})
     start = Start(tuple(sys.path), (reward,), environment, seed, max_new_tokens=1, config=patient, golds=True)
     with ScoringPool(start) as pool:
@@ -48,4 +42,3 @@ def check_golds(
             f"rewards.{reward.label}: {len(wrong)} of {len(problems)} answers in the data cannot be used with this reward: {lines}{more}. "
             "Correct or remove them, or choose another reward (scoring.success)"
         )
-    return sum(part.value is not None for part in parts)

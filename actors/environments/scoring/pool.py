@@ -9,7 +9,6 @@ One thread of the pool does all of it; `score` may be called from several thread
 
 from __future__ import annotations
 
-import array
 import itertools
 import json
 import pickle
@@ -28,7 +27,7 @@ from actors.environments.base import Problem
 from actors.environments.rewards.base import Response
 from actors.environments.scoring.dispatch import Batch, Dispatch
 from actors.environments.scoring.verdict import Outcome, Part, ScoringError
-from actors.environments.scoring.wire import Call, Lines, WireError, read_part, send_calls
+from actors.environments.scoring.wire import Call, Lines, WireError, read_part
 from actors.environments.scoring.zygote import SPAWN, Start
 from configs import settings
 from configs.base import ConfigError
@@ -54,7 +53,6 @@ class _Worker:
     leash: socket.socket
     deadline: float | None  # until it is ready; None: it is
     lines: Lines = field(default_factory=Lines)
-    resting: bool = True
 
 
 class ScoringPool:
@@ -72,12 +70,11 @@ class ScoringPool:
         self._dispatch = Dispatch(limits.__getitem__, self.processes)
         self._numbers, self._names = itertools.count(), itertools.count()
         self._lock = threading.Lock()
-        self._added: list[tuple[list[Call], float, Future[list[Part]]]] = []
-        self._futures: dict[Batch, Future[list[Part]]] = {}
+        self._added: list[Batch] = []
         self._workers: dict[int, _Worker] = {}
         self._leaving: set[socket.socket] = set()  # leashes of keepers that have not ended yet
         self._closing = False
-        self._error: BaseException | None = None
+        self._end: BaseException = PoolClosedError("the scoring processes have ended: the run is over")
         self.replaced = 0
         self._zygote, self._control, self.namespaces = _start_zygote(start)
         self._selector = selectors.DefaultSelector()
@@ -108,13 +105,13 @@ class ScoringPool:
         if not calls:
             return []
         numbered = [Call(next(self._numbers), *call) for call in calls]
-        future: Future[list[Part]] = Future()
+        batch = Batch(numbered, time.monotonic() + self._start.config.batch_timeout_s)
         with self._lock:
-            if self._closing or self._error is not None:
-                raise self._ended()
-            self._added.append((numbered, time.monotonic() + self._start.config.batch_timeout_s, future))
+            if self._closing:
+                raise self._end
+            self._added.append(batch)
         self._wake()
-        return future.result()
+        return batch.future.result()
 
     def close(self) -> None:
         """End all processes and what they started. Waiting calls raise `PoolClosedError`. Idempotent."""
@@ -142,7 +139,7 @@ class ScoringPool:
                     self._read(key.data)
                 self._end_late()
         except BaseException as error:  # noqa: BLE001  (every caller hears of it)
-            self._error = error
+            self._end = error
             if not self._first_ready.done():
                 self._first_ready.set_exception(error)
         finally:
@@ -151,17 +148,14 @@ class ScoringPool:
     def _take_added(self) -> None:
         with self._lock:
             added, self._added = self._added, []
-        for calls, deadline, future in added:
-            self._futures[self._dispatch.add(calls, deadline)] = future
+        for batch in added:
+            self._dispatch.add(batch)
 
     def _assign(self) -> None:
         for worker in list(self._workers.values()):
-            if self._dispatch.idle:
-                return
-            if worker.resting and worker.deadline is None and (calls := self._dispatch.assign(worker.number, time.monotonic())):
-                worker.resting = False
+            if worker.deadline is None and (calls := self._dispatch.assign(worker.number, time.monotonic())):
                 try:
-                    send_calls(worker.line, calls)
+                    worker.line.sendall(pickle.dumps(calls))
                 except OSError:
                     self._replace(worker, "failed", "its process took no calls")
 
@@ -197,27 +191,22 @@ class ScoringPool:
                 self._first_ready.set_result(None)
         elif "rest" in values:
             self._dispatch.rested(worker.number)
-            worker.resting = True
             if values.get("dirty"):
                 self._replace(worker, "failed", "")
         else:
             number = values.get("call")
             if not isinstance(number, int):
                 raise WireError("a malformed answer")
-            self._finish(self._dispatch.answered(worker.number, number, read_part(values), time.monotonic()))
+            self._dispatch.answered(worker.number, number, read_part(values), time.monotonic())
 
     def _end_late(self) -> None:
         now = time.monotonic()
         for number, why in self._dispatch.late(now):
             self._replace(self._workers[number], "timed_out", why)
-        self._finish(self._dispatch.expired(now))
+        self._dispatch.expire(now)
         for worker in list(self._workers.values()):
             if worker.deadline is not None and now > worker.deadline:
                 raise ScoringError(f"rewards: a scoring process was not ready within {_READY_S:.0f} s: a constructor hangs")
-
-    def _finish(self, batches: Sequence[Batch]) -> None:
-        for batch in batches:
-            self._futures.pop(batch).set_result([batch.parts[number] for number in batch.numbers])
 
     # ---- processes ----
 
@@ -225,8 +214,7 @@ class ScoringPool:
         line, workers_end = socket.socketpair()
         leash, keepers_end = socket.socketpair()
         with workers_end, keepers_end:
-            fds = array.array("i", [workers_end.fileno(), keepers_end.fileno()])
-            self._control.sendmsg([SPAWN], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+            socket.send_fds(self._control, [SPAWN], [workers_end.fileno(), keepers_end.fileno()])
         line.settimeout(_SEND_S)
         worker = _Worker(next(self._names), line, leash, time.monotonic() + _READY_S)
         self._workers[worker.number] = worker
@@ -236,7 +224,7 @@ class ScoringPool:
         """This worker is of no use any more."""
         was_ready = worker.deadline is None
         self._let_go(worker)
-        self._finish(self._dispatch.lost(worker.number, outcome, error, time.monotonic()))
+        self._dispatch.lost(worker.number, outcome, error, time.monotonic())
         if not was_ready:
             raise ScoringError(f"rewards: a scoring process ended before it was ready: {error}")
         self.replaced += 1
@@ -254,18 +242,15 @@ class ScoringPool:
     def _end_all(self) -> None:
         with self._lock:
             self._closing = True
-            waiting = [*self._futures.values(), *(future for _, _, future in self._added)]
+            waiting = [*self._dispatch.batches, *self._added]
         for worker in list(self._workers.values()):
             self._let_go(worker)
-        for future in waiting:
-            future.set_exception(self._ended())
+        for batch in waiting:
+            batch.future.set_exception(self._end)
         deadline = time.monotonic() + _END_S
         for leash in self._leaving:
             _has_ended(leash, max(0.0, deadline - time.monotonic()))
         self._selector.close()
-
-    def _ended(self) -> BaseException:
-        return self._error or PoolClosedError("the scoring processes have ended: the run is over")
 
     def _wake(self) -> None:
         with suppress(OSError):
@@ -285,9 +270,8 @@ def _start_zygote(start: Start) -> tuple[subprocess.Popen[bytes], socket.socket,
             start_new_session=True,
         )
     try:
-        data = pickle.dumps(start)
         control.settimeout(_START_S)
-        control.sendall(len(data).to_bytes(8, "big") + data)
+        control.sendall(pickle.dumps(start))
         answer = control.recv(1 << 16)
         if not answer:
             raise ScoringError(f"rewards: the scoring processes could not be started (exit code {process.wait(_END_S)})")

@@ -6,9 +6,6 @@ A scoring process may be under the control of a response, so nothing that comes 
 from __future__ import annotations
 
 import json
-import pickle
-import socket
-import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +13,6 @@ from actors.environments.base import Problem
 from actors.environments.rewards.base import Response
 from actors.environments.scoring.verdict import LARGEST_REWARD, OUTCOMES, Part
 
-_LENGTH = struct.Struct("!I")
 _LONGEST_ANSWER = 64 * 1024  # bytes of one JSON message
 _LONGEST_ERROR = 300  # characters
 
@@ -35,32 +31,9 @@ class WireError(RuntimeError):
     """A process sent something that is no message."""
 
 
-def send_calls(to: socket.socket, calls: list[Call]) -> None:
-    """Raises: OSError, TimeoutError (of the socket)."""
-    data = pickle.dumps(calls, protocol=pickle.HIGHEST_PROTOCOL)
-    to.sendall(_LENGTH.pack(len(data)) + data)
-
-
-def receive_calls(of: socket.socket) -> list[Call] | None:
-    """The next calls; None: the pool has closed. For the process alone."""
-    head = _exactly(of, _LENGTH.size)
-    if head is None:
-        return None
-    body = _exactly(of, _LENGTH.unpack(head)[0])
-    if body is None:
-        return None
-    calls: list[Call] = pickle.loads(body)
-    return calls
-
-
 def message(**values: Any) -> bytes:
     """One line upwards."""
     return json.dumps(values).encode() + b"\n"
-
-
-def part_message(number: int, part: Part) -> bytes:
-    """What one call came to."""
-    return message(call=number, value=part.value, outcome=part.outcome, seconds=part.seconds, error=one_line(part.error))
 
 
 def one_line(text: str) -> str:
@@ -95,29 +68,12 @@ class Lines:
             WireError: too long, or no JSON object.
         """
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > _LONGEST_ANSWER:
-            raise WireError("an endless answer")
-        return [self._parse(line) for line in lines]
-
-    @staticmethod
-    def _parse(line: bytes) -> dict[str, Any]:
-        if len(line) > _LONGEST_ANSWER:
+        if any(len(line) > _LONGEST_ANSWER for line in (*lines, self._rest)):
             raise WireError("an endless answer")
         try:
-            found = json.loads(line)
+            found = [json.loads(line) for line in lines]
         except (ValueError, RecursionError):
             raise WireError("an answer that is not JSON") from None
-        if not isinstance(found, dict):
+        if not all(isinstance(values, dict) for values in found):
             raise WireError("an answer that is no JSON object")
         return found
-
-
-def _exactly(of: socket.socket, size: int) -> bytes | None:
-    parts = []
-    while size:
-        part = of.recv(min(size, 1 << 20))
-        if not part:
-            return None
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-import os
+import pickle
 import socket
 import threading
 import time
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from actors.environments.rewards.base import Reward
 from actors.environments.scoring import confine
 from actors.environments.scoring.verdict import Part, part_of
-from actors.environments.scoring.wire import Call, message, one_line, part_message, receive_calls
+from actors.environments.scoring.wire import Call, message, one_line
 
 
 def serve(line: socket.socket, build: Callable[[], Mapping[str, Reward]]) -> None:
@@ -28,9 +28,10 @@ def serve(line: socket.socket, build: Callable[[], Mapping[str, Reward]]) -> Non
         return
     line.sendall(message(ready=True))
     threads = threading.active_count()
-    while (calls := receive_calls(line)) is not None:
-        for call in calls:
-            line.sendall(part_message(call.number, answer(rewards, call)))
+    incoming = line.makefile("rb")
+    while incoming.peek(1):
+        for call in pickle.load(incoming):
+            line.sendall(message(call=call.number, **vars(answer(rewards, call))))
         dirty = threading.active_count() > threads or confine.has_children()
         line.sendall(message(rest=True, dirty=dirty))
         if dirty:
@@ -52,11 +53,3 @@ def _said(error: BaseException) -> str:
         return one_line(f"{type(error).__name__}: {error}")
     except BaseException:  # noqa: BLE001  (an exception whose text raises)
         return type(error).__name__
-
-
-def run(line: socket.socket, build: Callable[[], Mapping[str, Reward]]) -> None:
-    """`serve`, and then the end of the process, whatever threads or exit handlers there are."""
-    try:
-        serve(line, build)
-    finally:
-        os._exit(0)

@@ -8,24 +8,25 @@ It runs no verifier itself. It ends when the pool closes its line.
 
 from __future__ import annotations
 
-import array
-import gc
 import os
 import pickle
 import select
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from actors.environments import build
+from actors.environments.rewards.base import GoldCheck, Reward
+from actors.environments.rewards.build import build_rewards, import_rewards
 from actors.environments.scoring import confine, worker
 from actors.environments.scoring.wire import message
+from actors.heap import freeze_heap
 from configs.environment import EnvironmentConfig
 from configs.rewards import AnyReward, ScoringConfig
 
-SPAWN, LONGEST_START = b"w", 64 * 2**20
+SPAWN = b"w"
 
 
 @dataclass(frozen=True)
@@ -46,68 +47,59 @@ class Start:
     config: ScoringConfig
     golds: bool = False
 
-    @property
-    def network(self) -> bool:
-        """Whether any of the rewards is a user's, which may want it."""
-        return any(reward.kind in ("python", "environment") for reward in self.rewards)
-
 
 def main() -> None:
     """Serve the pool at the socket that is file descriptor number `argv[1]`."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    start: Start = pickle.loads(_first(control))
+    with control.makefile("rb") as incoming:
+        start: Start = pickle.load(incoming)
     sys.path[:] = start.path
     try:
-        build = _prepare(start)
+        import_rewards(start.rewards)
     except BaseException as error:  # noqa: BLE001  (a user's module may raise anything)
         control.sendall(message(ready=False, error=f"{type(error).__name__}: {error}"[:2000]))
         return
     control.sendall(message(ready=True, namespaces=confine.kernel_allows_namespaces()))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for
-    gc.collect()
-    gc.freeze()
+    freeze_heap()
     number = 0
-    while (lines := _receive_lines(control)) is not None:
+    while True:
+        data, fds, _, _ = socket.recv_fds(control, 1, 2)
+        if data != SPAWN:
+            return
         number = (number + 1) % 2**16
+        line, leash = (socket.socket(fileno=fd) for fd in fds)
         if os.fork() == 0:
             control.close()
-            _keep(start, build, number, *lines)
-        for line in lines:
-            line.close()
+            _keep(start, number, line, leash)
+        line.close()
+        leash.close()
 
 
-def _prepare(start: Start) -> Callable[[], Mapping[str, Any]]:
-    """Import everything, construct what has no state; returns what a worker calls for its rewards."""
-    from actors.environments.registry import build as build_environment
-    from actors.environments.rewards.build import build_rewards, import_rewards
-    from actors.environments.rewards.gold_check import GoldCheck
-
-    import_rewards(start.rewards)
-
-    def build() -> Mapping[str, Any]:
-        own = any(reward.kind == "environment" for reward in start.rewards)
-        environment = build_environment(start.environment, start.seed) if own else None
-        rewards = build_rewards(start.rewards, max_new_tokens=start.max_new_tokens, environment=environment)
-        if not start.golds:
-            return rewards
-        return {label: GoldCheck(reward, start.config.success_threshold) for label, reward in rewards.items()}
-
-    return build
+def _build(start: Start) -> Mapping[str, Reward]:
+    own = any(reward.kind == "environment" for reward in start.rewards)
+    environment = build(start.environment, start.seed) if own else None
+    rewards = build_rewards(start.rewards, max_new_tokens=start.max_new_tokens, environment=environment)
+    if not start.golds:
+        return rewards
+    return {label: GoldCheck(reward, start.config.success_threshold) for label, reward in rewards.items()}
 
 
-def _keep(start: Start, build: Callable[[], Mapping[str, Any]], number: int, line: socket.socket, leash: socket.socket) -> None:
+def _keep(start: Start, number: int, line: socket.socket, leash: socket.socket) -> None:
     """The keeper: fork the worker, end it when the leash is dropped, and then all that it started. Never returns."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         confine.adopt_orphans()
-        confine.enter_namespaces(start.network)
+        confine.enter_namespaces(network=any(reward.kind in ("python", "environment") for reward in start.rewards))  # a user's may want it
         child = os.fork()
         if child == 0:
             leash.close()
-            _close_all_but(line)
+            os.closerange(3, line.fileno())
+            os.closerange(line.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
             confine.limit(start.config.memory_mib, start.config.max_processes, number)
             confine.adopt_orphans()
-            worker.run(line, build)
+            worker.serve(line, lambda: _build(start))
+            return  # to the end of the process, whatever threads or exit handlers there are
         line.close()
         with_child = os.pidfd_open(child)
         select.select([with_child, leash.fileno()], [], [])
@@ -115,27 +107,6 @@ def _keep(start: Start, build: Callable[[], Mapping[str, Any]], number: int, lin
         confine.sweep()
     finally:
         os._exit(0)
-
-
-def _close_all_but(line: socket.socket) -> None:
-    os.closerange(3, line.fileno())
-    os.closerange(line.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
-
-
-def _receive_lines(control: socket.socket) -> Sequence[socket.socket] | None:
-    # Two file descriptors come with each request: the worker's line, and the keeper's leash.
-    data, ancillary, _, _ = control.recvmsg(1, socket.CMSG_SPACE(2 * 4))
-    if data != SPAWN:
-        return None
-    fds = array.array("i")
-    for _, _, part in ancillary:
-        fds.frombytes(part)
-    return [socket.socket(fileno=fd) for fd in fds]
-
-
-def _first(control: socket.socket) -> bytes:
-    size = int.from_bytes(control.recv(8, socket.MSG_WAITALL), "big")
-    return control.recv(min(size, LONGEST_START), socket.MSG_WAITALL)
 
 
 if __name__ == "__main__":

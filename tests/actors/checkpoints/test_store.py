@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
+import os
+import random
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +24,7 @@ from actors.checkpoints.store import CheckpointStore, Draft
 from actors.storage import Content, Folder
 from configs.base import ConfigError
 from configs.checkpoint import CheckpointConfig
+from tests.stores import memory
 
 RULES = CheckpointConfig(keep_last=2)
 PARTS = {"rollout.json": b"{}", "policy/a.distcp": bytes(1000), "policy/.metadata": b"pickle", "run/metrics.jsonl": b"1\n"}
@@ -202,3 +209,60 @@ def test_content_of_a_crash_at_every_byte(tmp_path: Path) -> None:
             assert newest.step == 1
             with store.fetched(newest) as root:
                 assert Content.of_file(root / newest.folder / "policy/a.distcp") == newest.files["policy/a.distcp"]
+
+
+def test_a_writer_that_is_killed_at_any_time_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    """Fifty writers, each killed at a random moment of its endless writing: what has a manifest is whole."""
+    url, rules, chance = str(tmp_path / "c"), CheckpointConfig(keep_last=1), random.Random(0)
+    write(CheckpointStore(url, tmp_path), 1)
+    last = 1
+    for _ in range(50):
+        writer = os.fork()
+        if writer == 0:
+            store = CheckpointStore(url, tmp_path)
+            for step in itertools.count(last + 1):
+                parts = {name: content * 300 for name, content in PARTS.items()}
+                store.publish(filled(store, step, parts), manifest_of(step), rules)
+        time.sleep(chance.uniform(0.0, 0.06))
+        os.kill(writer, signal.SIGKILL)
+        os.waitpid(writer, 0)
+        store = CheckpointStore(url, tmp_path)
+        newest = store.newest()
+        assert newest is not None
+        assert newest.step >= last
+        with store.fetched(newest):
+            last = newest.step
+    assert last > 1
+
+
+def test_a_store_that_ignores_conditional_writes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(memory(), tmp_path)
+    store.probe()
+    assert Folder(store.url, "checkpoint.url").names() == []
+    kind = type(fsspec.filesystem("memory"))
+    original = kind.pipe_file
+    monkeypatch.setattr(kind, "pipe_file", lambda self, path, value, mode="overwrite", **more: original(self, path, value, **more))
+    with pytest.raises(ConfigError, match="ignores conditional writes"):
+        store.probe()
+
+
+def test_a_store_that_is_silent_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(memory(), tmp_path, timeout_s=0.2)
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "ls", lambda *_, **__: time.sleep(5))
+    with pytest.raises(ConfigError, match=r"checkpoint\.url: cannot reach memory://\w+: TimeoutError: no answer within 0.2 s"):
+        store.steps()
+
+
+def test_a_full_disk_is_one_clear_error_and_the_checkpoint_before_stands(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = write(store, 1)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    draft = filled(store, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "_write", full)
+        patch.setattr(type(fsspec.filesystem("memory")), "put_file", full)
+        with pytest.raises(ConfigError, match="No space left on device"):
+            store.publish(draft, manifest_of(2), RULES)
+    assert store.newest() == before

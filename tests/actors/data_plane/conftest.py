@@ -34,12 +34,19 @@ def made(request: pytest.FixtureRequest) -> Iterator[Plane]:
     torch.set_num_threads(1)
     if request.param == "memory":
         plane = MemoryPlane(TIMEOUT_S)
-        made = Plane(plane, plane.with_timeout)
+        made = Plane(plane, lambda timeout_s: another_client(plane, timeout_s))
     else:
         address: DataPlaneAddress = request.getfixturevalue("address")
         made = Plane(connect(address, timeout_s=TIMEOUT_S), lambda timeout_s: connect(address, timeout_s=timeout_s))
     yield made
     made.plane.close()
+
+
+def another_client(plane: MemoryPlane, timeout_s: float) -> MemoryPlane:
+    """Of the same partitions."""
+    other = MemoryPlane(timeout_s)
+    other._partitions, other._changed = plane._partitions, plane._changed
+    return other
 
 
 @pytest.fixture

@@ -281,14 +281,14 @@ def test_every_beginning_of_a_mixture_is_within_one_prompt_of_its_weights(sizes:
     bound = 1 - 1 / (2 * len(sizes) - 2) if len(sizes) > 1 else 0  # Tijdeman 1980
     drawn: Counter[str] = Counter()
     for place in range(len(order)):
-        name, number = order[place]
+        source, number = order[place]
+        name = f"s{source}"
         assert number == drawn[name] % named[name]  # each of its prompts once before any again
         drawn[name] += 1
         for other, weight in zip(named, weights, strict=True):
             assert abs(drawn[other] - (place + 1) * weight / sum(weights)) < bound + 1e-6
     assert all(drawn[name] >= size for name, size in named.items())
-    last, _ = order[len(order) - 1]
-    assert drawn[last] == named[last]  # and no longer than that takes
+    assert drawn[name] == named[name]  # the last one: and no longer than that takes
 
 
 def test_an_epoch_that_would_not_end_is_refused() -> None:
@@ -335,8 +335,7 @@ class Sums(Environment):
 
 
 def test_a_generated_prompt_that_a_file_holds_out_is_passed_over(tmp_path: Path) -> None:
-    rows = write(tmp_path / "rows.jsonl", [*numbers(2, 50), *numbers(3)])
-    file = DatasetEnvironment(path=rows, validation_path=None, validation_size=3, fields=FieldsConfig())
+    file = DatasetEnvironment(dataset(write(tmp_path / "rows.jsonl", [*numbers(2, 50), *numbers(3)])))
     environment = Mixture({"sums": Sums(), "file": file}, [1, 1])
     trained = [environment.problem("train", index) for index in range(environment.size("train"))]
     assert {one.question for one in trained} == {f"{i} + {i}" for i in (3, 4, 5, 6, 7, 50, 51)}

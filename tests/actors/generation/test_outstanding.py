@@ -20,6 +20,8 @@ class Ledger(RuleBasedStateMachine):
         self.names = [f"engine-{i}" for i in range(count)]
         self.outstanding = Outstanding(self.names)
         self.given: dict[str, list[str]] = {}
+        self.lost: set[str] = set()
+        self.held: set[str] = set()  # of these: given to none yet
         self.unwanted: list[tuple[str, str]] = []  # results of withdrawn requests, on their way
         self.made = 0
 
@@ -30,6 +32,10 @@ class Ledger(RuleBasedStateMachine):
         if not self.outstanding.alive:
             with pytest.raises(NoEngineError):
                 self.outstanding.assign(requests)
+            assert self.outstanding.assign(requests, hold=True) == {}
+            self.given |= {r.request_id: [self.names[0]] for r in requests}
+            self.held |= {r.request_id for r in requests}
+            self.lost |= {r.request_id for r in requests}
             return
         for engine, part in self.outstanding.assign(requests).items():
             assert engine in self.outstanding.alive
@@ -52,14 +58,14 @@ class Ledger(RuleBasedStateMachine):
                 self.unwanted.remove((engine, name))
             assert self.outstanding.finish(engine, name) == wanted
             if wanted:
-                del self.given[name]
+                self.forget(name)
 
     @rule(data=st.data(), ended=st.booleans(), again=st.booleans())
     def withdraw(self, data: st.DataObject, ended: bool, again: bool) -> None:
         if not self.given:
             return
         name = data.draw(st.sampled_from(sorted(self.given)))
-        engine = self.given.pop(name)[-1]
+        engine = self.forget(name)
         assert self.outstanding.withdraw([name, "never"]) == {engine: [name]}
         if ended and (engine, name) not in self.unwanted:
             self.outstanding.ended_before(engine, [name])
@@ -70,24 +76,43 @@ class Ledger(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def die(self, data: st.DataObject) -> None:
-        self.outstanding.mark_dead(data.draw(st.sampled_from(self.names)), "killed")
+        engine = data.draw(st.sampled_from(self.names))
+        self.outstanding.mark_dead(engine, "killed")
+        self.lost |= {name for name, engines in self.given.items() if engines[-1] == engine}
 
-    @rule()
-    def reassign(self) -> None:
-        lost = {name for name, engines in self.given.items() if engines[-1] in self.outstanding.dead}
-        parts, given_up = self.outstanding.reassign()
+    @rule(data=st.data())
+    def come_back(self, data: st.DataObject) -> None:
+        engine = data.draw(st.sampled_from(self.names))
+        if engine in self.outstanding.dead:
+            self.unwanted = [one for one in self.unwanted if one[0] != engine]
+        self.outstanding.mark_alive(engine)
+
+    def forget(self, name: str) -> str:
+        self.lost.discard(name)
+        self.held.discard(name)
+        return self.given.pop(name)[-1]
+
+    @rule(hold=st.booleans())
+    def reassign(self, hold: bool) -> None:
+        lost = set(self.lost)
+        parts, given_up = self.outstanding.reassign(hold=hold)
+        if hold and not self.outstanding.alive:
+            assert (parts, given_up) == ({}, {})
+            return
         sent = {r.request_id: engine for engine, part in parts.items() for r in part}
         ended = {name: engine for engine, names in given_up.items() for name in names}
         assert set(sent) | set(ended) == lost
         assert not set(sent) & set(ended)
         for name, engine in sent.items():
             assert engine in self.outstanding.alive
-            self.given[name].append(engine)
+            self.given[name] = [engine] if name in self.held else [*self.given[name], engine]
+            self.lost.discard(name)
+            self.held.discard(name)
             assert len(self.given[name]) <= MOST_ENGINES
         for name, engine in ended.items():
             assert engine == self.given[name][-1]
             assert len(self.given[name]) == MOST_ENGINES or not self.outstanding.alive
-            del self.given[name]
+            self.forget(name)
 
     @invariant()
     def engines_hold_what_they_were_given(self) -> None:
@@ -95,6 +120,7 @@ class Ledger(RuleBasedStateMachine):
             for name in self.names:
                 assert sorted(self.outstanding.at(name)) == sorted(r for r, engines in self.given.items() if engines[-1] == name)
                 assert (self.outstanding.load[name] > 0) == bool(self.outstanding.at(name))
+            assert set(self.outstanding.lost()) == self.lost
             assert self.outstanding.engines() == {engines[-1] for engines in self.given.values()}
 
 

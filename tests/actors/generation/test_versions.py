@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,10 +43,3 @@ def test_requests_are_kept_apart() -> None:
     versions.sampled("b", 1, 3.0)
     assert versions.pop("a") == ((0, 2), (7, 1))
     assert versions.pop("b") == ((7, 1),)
-
-
-def test_updates_come_in_order_of_time() -> None:
-    versions = TokenVersions()
-    versions.loaded(1, 2.0)
-    with pytest.raises(ValueError, match="weight version 2 at 1"):
-        versions.loaded(2, 1.0)

@@ -115,6 +115,7 @@ def _single(models: dict[str, Path], layout: str) -> list[Job]:
     if layout != "TP1":
         return []
     return [
+        Job("sft-guarded", str(models["qwen2-untied"]), ("sft", "guarded", "sft", "guarded", "sft", "export"), vocab=97, policy=SFT),
         Job("sft-warmed", str(models["qwen2-untied"]), ("warm_up", "sft", "sft", "sft", "export"), vocab=97, policy=SFT),
         Job("grpo-again", str(models["qwen3-tied"]), GRPO_STEPS, vocab=97, policy=GRPO),
         Job("one-micro-batch", str(models["qwen3-tied"]), GRPO_STEPS, vocab=97, policy=GRPO | {"batching": {"micro_batch_size": 6}}),

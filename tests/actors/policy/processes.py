@@ -17,6 +17,7 @@ _PRELOAD = [
     "megatron.core.pipeline_parallel",
     "actors.policy.model",
     "actors.policy.optimizer",
+    "actors.policy.state",
     "actors.models.weight_table",
     "tests.actors.policy.program",
 ]

@@ -5,6 +5,7 @@ parent ── fork ──► rank 0 .. n-1 ── gloo ──► job 0, job 1, .
 
 import os
 import tempfile
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from actors.checkpoints.errors import CheckpointError
 from actors.data_plane.in_memory import MemoryPlane
 from actors.data_plane.interface import DataPlaneError
 from actors.data_plane.sharding import ShardPlan, plan_batch
@@ -37,6 +39,12 @@ class Job:
     temperature: float = 0.8
     seed: int = 5
     longest: int = 8  # response
+    distributed: bool = False  # the optimizer of GPUs, whose masters and moments are split over data-parallel ranks
+    directory: str = ""  # of the state that "begin_save", "finish_save", "load" and "load_again" are about; its reference is beside it
+
+
+class _DistributedWorker(PolicyWorker):
+    _distributed_optimizer = property(lambda self: True, lambda self, value: None)  # type: ignore[assignment]
 
 
 def run_layout(parallel: ParallelConfig, jobs: Sequence[Job]) -> dict[str, list[dict[str, Any]]]:
@@ -64,7 +72,8 @@ def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[
     if "poison" in job.actions and rank == 0:
         columns["advantages"] = [torch.tensor(float("nan"))] * len(meta)  # in this rank's plane only
     meta = plane.put(meta, columns)
-    worker = PolicyWorker(config, job.model, rank, f"file://{directory}/rendezvous-{job.name}", plane, seed=0, temperature=job.temperature)
+    kind = _DistributedWorker if job.distributed else PolicyWorker
+    worker = kind(config, job.model, rank, f"file://{directory}/rendezvous-{job.name}", plane, seed=0, temperature=job.temperature)
     results: dict[str, Any] = {"setup": worker.setup(), "metrics": []}
     data_rank = rank // (parallel.tensor * parallel.context) % parallel.data
     for action in job.actions:
@@ -81,6 +90,8 @@ def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[
                     results["metrics"].append(worker.train(plan, "sft" if action == "sft" else config.loss.objective))
                 except (FloatingPointError, ValueError, PeerLostError, DataPlaneError) as error:
                     results["error"] = repr(error)
+            case "guarded":  # a step that no limit allows
+                results["metrics"].append(worker.train(plan, "sft", {"grad_norm": (0.0, None), "entropy": (None, 0.0)}))
             case "warm_up":
                 random_state = torch.get_rng_state()
                 worker.warm_up(plan, "sft")
@@ -96,12 +107,52 @@ def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[
                     os._exit(0)
             case "export":
                 results["weights"] = worker.export_weights()
+            case "begin_save":
+                worker.begin_save(job.directory)
+            case "finish_save":
+                finish_save(worker, rank, job.directory)
+            case "load" | "load_again":
+                results["loaded"] = worker.load_state(job.directory, None if action == "load" else config.optimizer)
+            case _ if action.startswith("refuse "):
+                try:
+                    worker.load_state(str(Path(job.directory, action.removeprefix("refuse "))), None)
+                except CheckpointError as error:
+                    results[action] = str(error)
+            case "save_reference":
+                worker.save_reference(f"{job.directory}-reference")
+            case "load_reference":
+                worker.load_reference(f"{job.directory}-reference")
+            case "draw":
+                results["drawn"] = torch.rand(4)
+            case "state":
+                results["state"] = state_of(worker)
             case "save":
                 worker.save_hf(f"{job.model}-saved")
             case _:
                 raise ValueError(action)
     worker.close()
     return results
+
+
+def finish_save(worker: PolicyWorker, rank: int, directory: str) -> None:
+    """What the group does: wait for every rank's writing, and give its results to the first."""
+    deadline = time.monotonic() + 60
+    while worker.is_saving():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    everyone: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everyone, worker.save_results()[0])
+    if rank == 0:
+        worker.finish_save(directory, everyone, weight_version=7)
+    torch.distributed.barrier()
+
+
+def state_of(worker: PolicyWorker) -> dict[str, torch.Tensor]:
+    """Copies of this rank's masters and moments, flat, by kind and name."""
+    from actors.policy.state import KINDS, parts
+
+    found = {(kind, part.name): part.value(kind) for part in parts(worker._bare, worker._optimizer) for kind in KINDS}
+    return {f"{kind}.{name}": value.clone() for (kind, name), value in found.items() if value is not None}
 
 
 def _plans(meta: Any, config: PolicyConfig) -> Sequence[ShardPlan]:

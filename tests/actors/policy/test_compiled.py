@@ -12,6 +12,7 @@ import pytest
 import ray
 import torch
 
+from actors.checkpoints.errors import CheckpointError
 from actors.data_plane.address import DataPlaneAddress
 from actors.data_plane.connect import connect
 from actors.generation.types import UpdateOptions, WeightUpdate
@@ -79,9 +80,10 @@ class Group(PolicyGroup):
             self._executor.close()
         config = self._config.model_copy(update={"parallel": LAYOUTS[layout]})
         init_method = f"tcp://127.0.0.1:{free_port('127.0.0.1')}"
-        begun = [p.__ray_call__.remote(_begin_anew, config, rank, init_method) for rank, p in enumerate(self._processes)]
+        begun = [p.__ray_call__.remote(_begin_anew, config, rank, init_method) for rank, p in enumerate(self._processes.values())]
         ray.get(begun, timeout=WAIT_S)  # four processes import Megatron at once on two shared cores
-        self._config, self._workers, self._layout = config, self._processes[: config.parallel.world_size], layout
+        self._config, self._layout = config, layout
+        self._workers = dict(list(self._processes.items())[: config.parallel.world_size])
         assert "compiled graph over" in self.ready()
         self.snapshot_reference()
 
@@ -102,12 +104,16 @@ class Group(PolicyGroup):
         exported: dict[str, torch.Tensor] = self._call("export_weights")[0]
         return exported
 
+    def refit_version(self) -> int:
+        """That the next refit would send."""
+        return self._version
+
     def resources(self) -> list[dict[str, int]]:
         """Open files, shared mappings and resident pages of this process and of every worker."""
         return [_resources(), *self._on_workers(_resources)]
 
     def _on_workers(self, function: Callable[[Any], Any]) -> list[Any]:
-        found: list[Any] = ray.get([worker.__ray_call__.remote(function) for worker in self._workers], timeout=WAIT_S)
+        found: list[Any] = ray.get([worker.__ray_call__.remote(function) for worker in self._workers.values()], timeout=WAIT_S)
         return found
 
 
@@ -203,6 +209,41 @@ def test_calls_from_several_threads_never_overlap_on_a_worker(group_of: Callable
             ray.get(call, timeout=WAIT_S)
         except ray.exceptions.RayTaskError as error:
             pytest.fail(f"{OverlapError.__name__}: {cause(error)}")
+
+
+def test_a_group_goes_back_to_what_it_saved_while_it_trained(group_of: Callable[[str], Any], batch: Any, tmp_path: Path) -> None:
+    group = group_of("DP2")
+    ray.get(group.begin.remote("compiled"), timeout=WAIT_S)
+
+    def train() -> dict[str, float]:
+        metrics = ray.get(group.train.remote(batch, "grpo"), timeout=WAIT_S)
+        return {name: metrics[name] for name in ("loss", "grad_norm", "lr")}
+
+    train()
+    ray.get(group.prepare_saves.remote(WAIT_S), timeout=WAIT_S)
+    version = ray.get(group.refit_version.remote(), timeout=WAIT_S)
+    begun = ray.get(group.begin_save.remote(str(tmp_path / "state"), WAIT_S), timeout=WAIT_S)
+    assert begun["standstill_s"] > 0
+    ahead = [train(), train()]
+    ray.get(group.begin_save.remote(str(tmp_path / "later"), WAIT_S), timeout=WAIT_S)  # waits for the first
+    assert ray.get(group.wait_for_save.remote(WAIT_S), timeout=WAIT_S) > 0
+    assert ray.get(group.wait_for_save.remote(WAIT_S), timeout=WAIT_S) == 0
+    loaded = ray.get(group.load_state.remote(str(tmp_path / "state"), None, WAIT_S), timeout=WAIT_S)
+    assert loaded == {"weight_version": version, "optimizer_steps": 1, "random_states": True}
+    assert ray.get(group.refit_version.remote(), timeout=WAIT_S) == version
+    assert [train(), train()] == ahead
+
+
+def test_what_the_writer_meets_is_raised_by_the_wait(group_of: Callable[[str], Any], tmp_path: Path) -> None:
+    group = group_of("DP2")
+    (tmp_path / "file").touch()
+    ray.get(group.begin_save.remote(str(tmp_path / "file" / "state"), WAIT_S), timeout=WAIT_S)
+    with pytest.raises(ray.exceptions.RayTaskError) as caught:
+        ray.get(group.wait_for_save.remote(WAIT_S), timeout=WAIT_S)
+    assert isinstance(cause(caught.value), CheckpointError)
+    assert "cannot write its part of" in str(cause(caught.value))
+    ray.get(group.begin_save.remote(str(tmp_path / "state"), WAIT_S), timeout=WAIT_S)
+    assert ray.get(group.wait_for_save.remote(WAIT_S), timeout=WAIT_S) > 0
 
 
 def test_a_worker_killed_in_a_step_is_named_within_30_s(group_of: Callable[[str], Any], batch: Any) -> None:

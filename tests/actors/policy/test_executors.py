@@ -37,6 +37,11 @@ class Toy:
             case "sleep":
                 time.sleep(request.arguments[0])
                 return None
+            case "late":  # rank 0 fails at once, the others work for as long as is said
+                if self.rank == 0:
+                    raise TimeoutError("the data plane is silent")
+                time.sleep(request.arguments[0])
+                return None
             case "die":
                 if self.rank == request.arguments[0]:
                     os._exit(1)
@@ -131,6 +136,14 @@ def test_a_workers_error_comes_through_as_it_was_and_the_next_call_works(make: A
 
 
 @pytest.mark.parametrize(("replicas", "ranks"), [(1, 2), (2, 1)])
+def test_a_replica_that_fails_alone_leaves_the_graphs_to_the_next_try(make: Any) -> None:
+    """The other works on for longer than what is granted where replicas wait for each other."""
+    owner, _ = make(2, 1)
+    with pytest.raises(TimeoutError, match="the data plane is silent"):
+        run(owner, *[Request("late", (6.0,), apart=True)] * 2)
+    assert run(owner, *[Request("add", (10,), apart=True)] * 2) == [[10], [11]]
+
+
 def test_a_death_in_a_call_is_named_and_the_others_live(make: Any, replicas: int, ranks: int) -> None:
     mortal = ray.remote(num_cpus=0)(Toy).remote(1)
     ray.get(mortal.ping.remote(), timeout=WAIT_S)

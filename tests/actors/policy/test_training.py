@@ -182,3 +182,14 @@ def test_bfloat16_trains_on_a_cpu(results: Any, models: dict[str, Path]) -> None
 def test_a_dead_peer_is_an_error_that_says_so(results: Any) -> None:
     error = results("TP2")["vanish"][0]["error"]
     assert "PeerLostError('train: policy worker 0 of 2 lost contact with another" in error
+
+
+def test_a_step_beyond_a_limit_changes_nothing(results: Any) -> None:
+    """Weights, moments and schedule go on as if it had not been; the same on every rank."""
+    (guarded,), (plain,) = results("TP1")["sft-guarded"], results("TP1")["sft"]
+    made = [metrics for metrics in guarded["metrics"] if "guard/grad_norm" not in metrics]
+    assert made == plain["metrics"]
+    stopped = [metrics for metrics in guarded["metrics"] if "guard/grad_norm" in metrics]
+    assert [(m["guard/grad_norm"], m["guard/entropy"], m["guard/non_finite"]) for m in stopped] == [(1.0, 0.0, 0.0)] * 2
+    for name, tensor in plain["weights"].items():
+        assert torch.equal(guarded["weights"][name], tensor), name

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actors.refit.ipc import Incoming
+from actors.refit.transport import Incoming
 
 
 def piece(*names: str) -> dict[str, Any]:

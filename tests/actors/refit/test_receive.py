@@ -17,8 +17,8 @@ from actors.generation.types import EngineFailedError, GenerationRequest, Reques
 from actors.generation.versions import TokenVersions
 from actors.refit.ipc import buffer_bytes, pieces
 from actors.refit.manifest import Manifest, WeightLayout, WeightMismatchError
-from actors.refit.nccl import broadcast_bytes, broadcast_pieces
-from actors.refit.transport import Transfer
+from actors.refit.nccl import Nccl, broadcast_bytes, broadcast_pieces
+from actors.refit.transport import RefitPlan, Transfer
 from configs.rollout import GenerationConfig
 
 WEIGHTS = {"a": torch.zeros(2, 3), "b": torch.zeros(4), "c": torch.zeros(5)}
@@ -182,3 +182,18 @@ def test_a_broadcast_s_pieces_are_those_of_vllm(weights: dict[str, torch.Tensor]
 def test_a_weight_that_does_not_fit_the_buffer_is_named() -> None:
     with pytest.raises(ValueError, match="weight 'b' has 16 bytes, the buffer 15"):
         list(pieces(iter({"a": torch.zeros(2), "b": torch.zeros(4)}.items()), torch.empty(15, dtype=torch.uint8)))
+
+
+def test_the_broadcast_is_joined_anew_when_an_engine_was_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport, joined = Nccl(5.0), []
+    transport._manifest = MANIFEST
+
+    def connect(ranks: int, workers: Any, namespace: str, engines: dict[str, str]) -> None:
+        joined.append(dict(engines))
+        transport._joined = dict(engines)
+
+    monkeypatch.setattr(transport, "_connect", connect)
+    before, after = {"engine-0": "a", "engine-1": "b"}, {"engine-0": "a", "engine-1": "c"}
+    for engines in (before, before, after, after):
+        transport.offer(RefitPlan("nccl"), {}, "nowhere", engines)
+    assert joined == [before, after]

@@ -2,14 +2,12 @@
 
 from typing import Any
 
-import pytest
 import torch
 
 from actors.data_plane.meta import mint_key
 from actors.environments.scoring.verdict import Verdict
 from actors.generation.types import GenerationResult
-from actors.rollout.assemble import ROLLOUT_FIELDS, group_rows, token_columns
-from actors.rollout.trajectory import NO_VERSION, Trajectory
+from actors.rollout.assemble import NO_VERSION, ROLLOUT_FIELDS, Trajectory, group_rows, token_columns
 from actors.rollout.transitions import Admitted
 
 
@@ -39,15 +37,6 @@ def test_what_the_environment_says_between_two_turns_is_context() -> None:
     assert row.versions == (NO_VERSION, 4, 5, NO_VERSION, 5)
     assert row.sampled_by == (4, 5, 5)
     assert len(row) == 5
-
-
-def test_a_response_without_tokens_and_a_wrong_count_are_refused() -> None:
-    with pytest.raises(ValueError, match="a response without tokens"):
-        Trajectory.demonstration([1], [])
-    with pytest.raises(ValueError, match="1 log-probabilities for 2 response tokens"):
-        Trajectory().with_response([2, 3], [-1.0], [0, 0])
-    with pytest.raises(ValueError, match="1 weight versions for 2 response tokens"):
-        Trajectory().with_response([2, 3], [-1.0, -1.0], [0])
 
 
 def rows_of(uid: str, prompt: list[int], results: list[GenerationResult], verdicts: list[Verdict]) -> Any:

@@ -15,6 +15,7 @@ from actors.rollout.curriculum import Curriculum
 from actors.rollout.prompts import LEVEL, PromptStream
 from configs.base import ConfigError
 from configs.curriculum import CurriculumConfig
+from configs.environment import EnvironmentConfig
 from tests.actors.environments.parrot import Parrot
 
 FIXED = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
@@ -25,7 +26,9 @@ def config(**changes: Any) -> CurriculumConfig:
 
 
 def gym(curriculum: CurriculumConfig | None, *, task: str = "chain_sum", **options: Any) -> ReasoningGymEnvironment:
-    return ReasoningGymEnvironment(task=task, options=options or FIXED, seed=3, train_size=200, validation_size=40, curriculum=curriculum)
+    options = options or FIXED
+    config = EnvironmentConfig(task=task, task_options=options, train_size=200, validation_size=40, curriculum=curriculum)
+    return ReasoningGymEnvironment(config, seed=3)
 
 
 def after(curriculum: Curriculum, accuracies: list[float]) -> int:
@@ -170,7 +173,8 @@ def test_a_problem_that_the_generator_fails_to_make_is_replaced(caplog: pytest.L
         except ValueError:
             failing.append(index)
     assert failing
-    env = ReasoningGymEnvironment(task="letter_jumble", options=options, seed=3, train_size=200, validation_size=1)
+    letter_jumble = EnvironmentConfig(task="letter_jumble", task_options=options, train_size=200, validation_size=1)
+    env = ReasoningGymEnvironment(letter_jumble, seed=3)
     assert all(env.problem("train", index).question for index in range(40))
     assert "letter_jumble, level 0: problems that it fails to make are replaced: ValueError" in caplog.text
     assert len(caplog.records) == 1
@@ -188,8 +192,9 @@ def test_a_problem_that_the_generator_fails_to_make_is_replaced(caplog: pytest.L
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(task: str, options: dict[str, Any], changes: dict[str, Any], message: str) -> None:
+    wrong = EnvironmentConfig(task=task, task_options=options, train_size=9, validation_size=2, curriculum=config(**changes))
     with pytest.raises(ConfigError, match=message):
-        ReasoningGymEnvironment(task=task, options=options, seed=0, train_size=9, validation_size=2, curriculum=config(**changes))
+        ReasoningGymEnvironment(wrong, seed=0)
 
 
 def test_levels_that_are_never_reached_need_not_work() -> None:

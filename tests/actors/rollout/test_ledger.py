@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.data_plane.meta import KVBatchMeta
-from actors.rollout.ledger import GroupStateError, Ledger, SamplerError
+from actors.rollout.ledger import Ledger
+from actors.rollout.ledger_types import GroupStateError, SamplerError
 from actors.rollout.staleness import Admission, BufferState, Group, Refusal, build
 from actors.rollout.transitions import Admitted, Announced, Ended
 from configs.staleness import SAMPLERS, AsyncConfig

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +17,13 @@ import torch
 from actors.data_plane.in_memory import MemoryPlane
 from actors.data_plane.interface import DataPlane, DataPlaneGoneError
 from actors.data_plane.meta import KVBatchMeta
+from actors.rollout.audit import audit
+from actors.rollout.journal import JournalError, Opening, parse
 from actors.rollout.ledger_actor import LedgerActor, LedgerClosedError, LedgerStalledError, Places, ledger_actor_class
 from actors.rollout.transitions import Admitted, Committed
 from actors.waiting import ActorGoneError, look_for, wait
 from configs.staleness import AsyncConfig
+from tests.actors.data_plane.conftest import another_client
 from tests.patience import WAIT_S
 
 ROWS = 2
@@ -39,10 +43,10 @@ def there() -> None:
 class Rig:
     """An actor object on an in-memory plane, and the pieces to drive it from several threads."""
 
-    def __init__(self, find_writer: Callable[[], object] = there, **config: Any) -> None:
+    def __init__(self, find_writer: Callable[[], object] = there, journal: Opening | None = None, **config: Any) -> None:
         self.plane = new_plane()
         values = {"max_trajectory_age_steps": 1, "stall_timeout_s": SOON} | config
-        self.actor = LedgerActor(AsyncConfig(**values), 2, 0, "train", lambda: self.plane.with_timeout(SOON), find_writer)
+        self.actor = LedgerActor(AsyncConfig(**values), 2, 0, "train", lambda: another_client(self.plane, SOON), find_writer, journal)
         self.pool = ThreadPoolExecutor(8)
 
     def go[R](self, call: Callable[..., R], *arguments: Any) -> Future[R]:
@@ -291,6 +295,45 @@ def test_writers_and_a_trainer_in_threads_train_every_group_once(made: Callable[
     assert len(set(seen)) == len(seen) == 2 * steps == metrics["replay/trained"]
     assert "replay/evicted/too_old" not in metrics
     assert rig.rows <= 3 * ROWS  # what a writer put after the end; it never got a commit
+
+
+def test_the_journal_has_every_change_also_across_a_resume(made: Callable[..., Rig], tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    rig = made(journal=Opening(path, "run-1", "digest"))
+    assert rig.actor.cut_line() is None
+    rig.write("a")
+    flying = rig.reserve("b")
+    state = rig.actor.cut(1)
+    back = rig.actor.cut_line()
+    assert back is not None
+    segment = rig.actor.segment(0)
+    assert segment == path.read_bytes()
+    rig.commit(flying, 0)
+    claim = rig.actor.claim(2, SOON).claim
+    assert claim is not None
+    rig.actor.trained(claim.uids)
+    assert rig.actor._journal is not None
+    rig.actor._journal.close()  # the actor died
+    with path.open("ab") as file:
+        file.write(b'{"n":')
+
+    other = made(journal=Opening(path, "run-2", "digest", back, "the ledger died"))
+    assert other.actor.ready().endswith("; 5 bytes of an unfinished line cut off the journal")
+    (place,) = other.actor.restore(state, {})
+    assert place.keys != flying.keys
+    assert other.commit(place, 0)
+    claim = other.actor.claim(2, SOON).claim
+    assert claim is not None
+    other.actor.trained(claim.uids)
+    other.actor.set_version(1)
+    other.reserve("c")
+    other.actor.close()
+    found = audit(parse(path.read_bytes()), [back])
+    assert found.verdict == "clean: of 3 groups, 2 trained once, 1 ended with a reason"
+    assert (found.finished, found.reissued, found.voided[0].trained, path.read_bytes().startswith(segment)) == (True, 1, 2, True)
+    with pytest.raises(JournalError, match="which is another one here"):
+        made(journal=Opening(path, "run-3", "digest", (back[0], "0"), ""))
+    rig.actor._journal = rig.actor._buffer._journal = None  # it is closed as an actor that never had one
 
 
 # ---- as an actor ----

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from actors.data_plane.meta import KVBatchMeta
-from actors.rollout.ledger import Claim, GroupStateError, Ledger
+from actors.rollout.ledger import Ledger
+from actors.rollout.ledger_types import Claim, GroupStateError
 from actors.rollout.staleness import Refusal, build
 from actors.rollout.transitions import Admitted
 from configs.staleness import SAMPLERS, AsyncConfig

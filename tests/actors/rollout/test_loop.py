@@ -17,6 +17,7 @@ from actors.data_plane.interface import DataPlane
 from actors.environments.base import Problem
 from actors.environments.rewards.base import Response
 from actors.environments.scoring.verdict import Verdict
+from actors.generation.fleet import Change
 from actors.generation.types import EngineDiedError, GenerationRequest, GenerationResult
 from actors.rollout.assemble import TRAIN_FIELDS
 from actors.rollout.ledger_actor import ClaimReply, ledger_actor_class
@@ -83,7 +84,7 @@ class Pool:
         self.submitted: list[list[str]] = []
         self.sleeps = self.version = 0
         self._waiting: list[GenerationRequest] = []
-        self.alive, self.dead = ["engine-0"], {}  # type: ignore[var-annotated]
+        self.alive, self.restarts = ["engine-0"], 0
 
     def submit(self, requests: list[GenerationRequest]) -> None:
         self.submitted.append([request.request_id for request in requests])
@@ -104,6 +105,9 @@ class Pool:
 
     def sleep(self) -> None:
         self.sleeps += 1
+
+    def news(self) -> tuple[list[Change], list[str]]:
+        return [], []
 
 
 class Rig:

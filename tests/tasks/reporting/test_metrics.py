@@ -50,11 +50,7 @@ def test_tensorboard_has_the_same_values(directory: RunDirectory) -> None:
 def test_values_that_are_not_finite(directory: RunDirectory, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), MetricsWriter(directory) as metrics:
         metrics.write(3, {"loss": math.nan, "kl": math.inf, "reward/mean": 0.5})
-        assert [message.partition(": written")[0] for message in caplog.messages] == [
-            "step 3: metric kl is inf",
-            "step 3: metric loss is nan",
-        ]
-    assert len(caplog.records) == 2
+    assert caplog.messages == [f"step 3: metric {what}: written as null" for what in ("kl is inf", "loss is nan")]
     assert json.loads(directory.metrics.read_text()) == {"step": 3, "kl": None, "loss": None, "reward/mean": 0.5}
     assert EventAccumulator(str(directory.tensorboard)).Reload().Tags()["scalars"] == ["reward/mean"]
 

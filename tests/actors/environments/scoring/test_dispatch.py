@@ -14,39 +14,44 @@ PROBLEM, RESPONSE = Problem("p", "q", "a"), Response("r", 1, False)
 LIMIT = 5.0
 
 
-def calls(first: int, count: int) -> list[Call]:
-    return [Call(first + i, "exact", PROBLEM, RESPONSE) for i in range(count)]
+def add(dispatch: Dispatch, first: int, count: int, deadline: float) -> Batch:
+    batch = Batch([Call(first + i, "exact", PROBLEM, RESPONSE) for i in range(count)], deadline)
+    dispatch.add(batch)
+    return batch
 
 
 def test_a_hung_call_times_out_alone_and_the_rest_of_its_chunk_goes_elsewhere() -> None:
     dispatch = Dispatch(lambda _: LIMIT, workers=1)
-    batch = dispatch.add(calls(0, 6), deadline=100.0)
+    batch = add(dispatch, 0, 6, deadline=100.0)
     assert [call.number for call in dispatch.assign(0, 0.0)] == [0, 1, 2]
-    assert dispatch.answered(0, 0, Part(1.0), 1.0) == []
+    dispatch.answered(0, 0, Part(1.0), 1.0)
     assert dispatch.next_deadline() == 6.0  # the second one began when the first was answered
     assert dispatch.late(5.9) == []
     ((worker, why),) = dispatch.late(6.0)
     assert (worker, why) == (0, "no value within 5 s")
-    assert dispatch.lost(0, "timed_out", why, 6.0) == []
+    dispatch.lost(0, "timed_out", why, 6.0)
+    assert not batch.future.done()
     assert batch.parts[1] == Part(None, "timed_out", 5.0, why)
     assert [call.number for call in dispatch.assign(7, 6.0)] == [2, 3]  # before those that never began
 
 
 def test_what_a_batch_has_no_time_for_counts_as_timed_out() -> None:
     dispatch = Dispatch(lambda _: LIMIT, workers=1)
-    batch = dispatch.add(calls(0, 4), deadline=3.0)
+    batch = add(dispatch, 0, 4, deadline=3.0)
     assert [call.number for call in dispatch.assign(0, 0.0)] == [0, 1]
     assert dispatch.next_deadline() == 3.0
-    assert dispatch.expired(3.0) == []  # one is running
+    dispatch.expire(3.0)
+    assert not batch.future.done()  # one is running
     assert {number: part.outcome for number, part in batch.parts.items()} == dict.fromkeys((1, 2, 3), "timed_out")
     assert dispatch.late(3.0) == [(0, "the batch's time was over")]
-    assert dispatch.lost(0, "timed_out", "the batch's time was over", 3.0) == [batch]
+    dispatch.lost(0, "timed_out", "the batch's time was over", 3.0)
+    assert [part.outcome for part in batch.future.result(0)] == ["timed_out"] * 4
     assert dispatch.assign(1, 3.0) == []
 
 
 def test_answers_that_nobody_asked_for_are_refused() -> None:
     dispatch = Dispatch(lambda _: LIMIT, workers=1)
-    dispatch.add(calls(0, 2), deadline=9.0)
+    add(dispatch, 0, 2, deadline=9.0)
     dispatch.assign(0, 0.0)
     for wrong in (
         lambda: dispatch.answered(0, 1, Part(1.0), 0.0),
@@ -63,7 +68,7 @@ def test_answers_that_nobody_asked_for_are_refused() -> None:
 @given(st.integers(1, 500), st.integers(1, 8))
 def test_chunks_share_out_what_waits(count: int, workers: int) -> None:
     dispatch = Dispatch(lambda _: LIMIT, workers)
-    dispatch.add(calls(0, count), deadline=9.0)
+    add(dispatch, 0, count, deadline=9.0)
     sizes = []
     worker = 0
     while chunk := dispatch.assign(worker, 0.0):
@@ -83,14 +88,11 @@ class DispatchMachine(RuleBasedStateMachine):
         self.chunks: dict[int, list[int]] = {}
         self.free = list(range(workers))
         self.batches: list[Batch] = []
-        self.complete: list[Batch] = []
 
-    @rule(count=st.integers(0, 12), patience=st.floats(0.5, 40.0))
+    @rule(count=st.integers(1, 12), patience=st.floats(0.5, 40.0))
     def add(self, count: int, patience: float) -> None:
-        batch = self.dispatch.add(calls(self.next_call, count), self.now + patience)
+        self.batches.append(add(self.dispatch, self.next_call, count, self.now + patience))
         self.next_call += count
-        if count:
-            self.batches.append(batch)
 
     @precondition(lambda self: self.free)
     @rule()
@@ -105,7 +107,7 @@ class DispatchMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def answer(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from([worker for worker, numbers in self.chunks.items() if numbers]))
-        self.complete += self.dispatch.answered(worker, self.chunks[worker].pop(0), Part(1.0), self.now)
+        self.dispatch.answered(worker, self.chunks[worker].pop(0), Part(1.0), self.now)
         if not self.chunks[worker]:
             self.dispatch.rested(worker)
             del self.chunks[worker]
@@ -121,10 +123,10 @@ class DispatchMachine(RuleBasedStateMachine):
         self.now += seconds
         for worker, _ in self.dispatch.late(self.now):
             self.replace(worker, "timed_out")
-        self.complete += self.dispatch.expired(self.now)
+        self.dispatch.expire(self.now)
 
     def replace(self, worker: int, outcome: str) -> None:
-        self.complete += self.dispatch.lost(worker, outcome, "why", self.now)
+        self.dispatch.lost(worker, outcome, "why", self.now)
         del self.chunks[worker]
         self.free.append(self.next_worker)
         self.next_worker += 1
@@ -133,8 +135,8 @@ class DispatchMachine(RuleBasedStateMachine):
     def no_call_is_lost_or_doubled(self) -> None:
         if not hasattr(self, "batches"):
             return
-        assert len(self.complete) == len({id(batch) for batch in self.complete})
-        assert {id(batch) for batch in self.batches if batch.complete} == {id(batch) for batch in self.complete}
+        for batch in self.batches:  # a future that is set twice raises
+            assert batch.future.done() == (len(batch.parts) == len(batch.calls)) == (batch not in self.dispatch.batches)
         held = [number for numbers in self.chunks.values() for number in numbers]
         assert len(held) == len(set(held))
 
@@ -144,8 +146,8 @@ class DispatchMachine(RuleBasedStateMachine):
         self.now += 1000.0  # every batch's time is over: all come to an end
         for worker, _ in self.dispatch.late(self.now):
             self.replace(worker, "timed_out")
-        self.complete += self.dispatch.expired(self.now)
-        assert {id(batch) for batch in self.batches} == {id(batch) for batch in self.complete}
+        self.dispatch.expire(self.now)
+        assert all(len(batch.future.result(0)) == len(batch.calls) for batch in self.batches)
         assert self.dispatch.next_deadline() is None
 
 

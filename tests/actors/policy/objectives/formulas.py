@@ -83,7 +83,7 @@ def logprob_error(logprobs: torch.Tensor, generation_logprobs: torch.Tensor, tok
 def _correct(
     policy_logprobs: torch.Tensor, generation_logprobs: torch.Tensor | None, mask: torch.Tensor, config: LossConfig
 ) -> tuple[torch.Tensor, torch.Tensor, Sums]:
-    if not config.corrects_generation:
+    if config.importance_sampling == "none" and config.max_sequence_logprob_error is None:
         return torch.ones_like(mask), mask, {}
     assert generation_logprobs is not None
     kept = mask

@@ -1,0 +1,23 @@
+"""Limits of an update: metrics beyond which it is not made. Pure; what follows from it, the flow decides (tasks/guards.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Limits = Mapping[str, tuple[float | None, float | None]]  # by metric: not above, not below
+NON_FINITE = "non_finite"
+
+
+def beyond(metrics: Mapping[str, float], limits: Limits) -> list[str]:
+    """The guards whose metric is beyond its limit; one that is no number is beyond any, one that was not reported is beyond none."""
+    found = []
+    for metric, (above, below) in limits.items():
+        value = metrics.get(metric)
+        if value is not None and not ((above is None or value <= above) and (below is None or value >= below)):
+            found.append(guard_of(metric))
+    return found
+
+
+def guard_of(metric: str) -> str:
+    """The name of the guard that watches a metric: `logprob_error` for logprob_error/mean."""
+    return metric.partition("/")[0]

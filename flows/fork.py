@@ -1,0 +1,100 @@
+"""Fork a run: a child goes on from one of its checkpoints with other settings, and is compared with it step by step.
+
+    parent's checkpoint ─► grpo (the child, a subflow: the same remaining prompts and seeds) ─► paired comparison
+
+python -m flows.fork runs/arithmetic-cpu --at 120 policy.optimizer.lr=5e-5
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+from prefect import flow
+from prefect.artifacts import create_markdown_artifact
+
+from actors.checkpoints.errors import CheckpointError
+from actors.checkpoints.manifest import manifest_name
+from actors.checkpoints.store import CheckpointStore
+from configs.base import ConfigError
+from flows.grpo import grpo
+from flows.resume import Mark
+from tasks.reporting.fork import Comparison, changed_settings, compare, markdown
+from tasks.reporting.html import write_report
+from tasks.reporting.jsonl import read_lines
+from tasks.reporting.run_dir import RunDirectory
+
+
+@flow(name="fork", flow_run_name="fork-of-{run}-after-{at}", validate_parameters=False)
+def fork(run: str, at: int | None = None, overrides: list[str] | None = None) -> dict[str, Any]:
+    """Train a child of a run from one of its checkpoints, with other settings. Returns the paired comparison.
+
+    Args:
+        run: directory of the parent. at: step of the checkpoint; default: its newest.
+        overrides: dotted.field=value, on top of the parent's settings.
+
+    Raises:
+        ConfigError, CheckpointError: no such run, checkpoint or setting.
+    """
+    parent = RunDirectory(Path(run).resolve())
+    url, step = checkpoint_of(parent, at)
+    where = [f"output_dir={parent.root.parent}", "checkpoint.url=null", f"resume=fork:{url}/{manifest_name(step)}"]
+    child = RunDirectory(Path(grpo(recipe=str(parent.config), overrides=[*where, *(overrides or ())])["directory"]))
+    before, now = (yaml.safe_load(directory.config.read_text()) for directory in (parent, child))
+    comparison = Comparison(
+        parent=parent.root.name,
+        at=step,
+        changed=changed_settings(before, now),
+        changes=compare(read_lines(parent.metrics), read_lines(child.metrics), step),
+    )
+    child.comparison.write_text(comparison.model_dump_json(indent=2) + "\n")
+    write_report(child)
+    create_markdown_artifact(key="grpo-fork", markdown=markdown(comparison), description=f"{child.root.name} against {parent.root.name}")
+    return comparison.model_dump()
+
+
+def checkpoint_of(run: RunDirectory, at: int | None) -> tuple[str, int]:
+    """The URL of a run's checkpoints, and the step of the one to take.
+
+    Raises:
+        ConfigError: no run, or no checkpoint of it. CheckpointError: not this one.
+    """
+    mark = Mark.read(run.root)
+    if mark is None:
+        raise ConfigError(f"{run.root} is no directory of a run (it has no run.json)")
+    store = CheckpointStore(mark.checkpoints, run.root)
+    manifest = store.newest() if at is None else store.at(at)
+    if manifest is None:
+        raise ConfigError(f"{run.root}: the run has no checkpoint")
+    return mark.checkpoints, manifest.step
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit code: 0 done, 1 failed, 2 wrong input."""
+    from flows.service.server import prefect_server
+
+    parser = argparse.ArgumentParser(prog="python -m flows.fork", description="Train a child of a run from one of its checkpoints.")
+    parser.add_argument("run", metavar="RUN", help="directory of the parent")
+    parser.add_argument("--at", type=int, metavar="STEP", help="step of the checkpoint (default: the newest)")
+    parser.add_argument("overrides", nargs="*", metavar="field=value", help="what the child does otherwise")
+    options = parser.parse_intermixed_args(arguments)
+    try:
+        checkpoint_of(RunDirectory(Path(options.run).resolve()), options.at)
+        with prefect_server() as url:
+            print(f"Prefect UI: {url}")
+            found = fork(options.run, options.at, options.overrides)
+    except (ConfigError, CheckpointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except Exception as error:  # noqa: BLE001  (the flow has logged the traceback; a person wants the line)
+        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    print(markdown(Comparison.model_validate(found)))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

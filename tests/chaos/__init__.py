@@ -1,0 +1,1 @@
+"""Runs that lose their parts, one after the other, until they are done."""
