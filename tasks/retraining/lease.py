@@ -19,25 +19,23 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
-from tasks.retraining.storage import Folder, RegistryError, numbered
+from tasks.retraining.storage import Folder, numbered
 
 _log = logging.getLogger(__name__)
 _RENEWALS = 4  # in the time that a lease lasts
 
 
-class BusyError(RegistryError):
+class BusyError(RuntimeError):
     """Another run holds the lease. The message says which."""
 
 
-class LeaseLostError(RegistryError):
+class LeaseLostError(RuntimeError):
     """The lease expired, or another run has taken it over: this one must not write any more."""
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class _Record(BaseModel, frozen=True, extra="forbid"):
     holder: str
     nonce: str
     expires_at: float  # seconds since the epoch

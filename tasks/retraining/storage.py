@@ -17,19 +17,13 @@ from typing import Any, Concatenate
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from configs.base import ConfigError
 
 
-class RegistryError(RuntimeError):
-    """What this package refuses to do, and why; the subclasses say in which case."""
-
-
-class Content(BaseModel):
+class Content(BaseModel, frozen=True, extra="forbid"):
     """What identifies the content of a file: `size` in bytes, and SHA-256."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     size: int
     sha256: str
