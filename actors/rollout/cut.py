@@ -297,7 +297,9 @@ def _load_problem(stream: PromptStream, uid: str, saved: _Problem) -> Problem:
     try:
         problem = stream.again(saved.number, saved.level)
     except IndexError:
-        raise CheckpointError(f"{FILE}: prompt {uid}: there is no problem {saved.number}: the data have changed") from None
+        raise CheckpointError(
+            f"{FILE}: prompt {uid}: there is no problem {saved.number} at level {saved.level}: the data have changed"
+        ) from None
     if prompt_digest(problem).hex() != saved.digest:
         raise CheckpointError(f"{FILE}: prompt {uid} is another than was drawn: the data have changed")
     return problem

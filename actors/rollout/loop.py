@@ -203,7 +203,8 @@ class RolloutLoop:
             self._flying.add(group)
         self._note()
         self._count()
-        self._pool.submit([request for group in state.flying for request in group_requests(group, self._rollout, self._seed)])
+        if state.flying:
+            self._pool.submit([request for group in state.flying for request in group_requests(group, self._rollout, self._seed)])
 
     def _hand_out_cuts(self) -> None:
         while not self._cuts.empty():

@@ -266,8 +266,11 @@ class PromptStream:
         """A numbered problem as it was drawn, at the level of the curriculum then.
 
         Raises:
-            IndexError: there is no such problem.
+            IndexError: there is no such problem, or it is not drawn at such a level.
         """
+        levels = (None,) if self._curriculum is None else range(self._leveled.levels)
+        if self.size is None or number >= self.size or level not in levels:
+            raise IndexError(number, level)
         return self._numbered(number, level)
 
     def observe(self, problem: Problem, accuracy: float) -> None:

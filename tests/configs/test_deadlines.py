@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from actors.data_plane.transfer_queue import connection, plane
 from actors.environments.scoring import pool
-from configs.deadlines import ENGINE_HEALTH_S, GRACE_S, SCORING_START_S, Deadlines
+from configs.deadlines import ENGINE_HEALTH_S, GRACE_S, LEDGER_CALL_S, SCORING_START_S, Deadlines
 from configs.loader import load
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +42,9 @@ def test_an_outer_wait_is_longer_than_the_sum_of_its_inner_ones(d: Deadlines) ->
         "policy_stage": [max(d.train, d.refit, d.workers)],
         "start": [max(d.generation, d.policy, SCORING_START_S)],
         "clear": [d.data_plane_call],
+        # requests, the engines' sleep, a put; a group that fails, a commit, the cut itself
+        "turn": [d.engine_call, d.engine_call, d.data_plane_call, *[LEDGER_CALL_S] * 3],
+        "cut": [max(d.turn + d.data_plane_call, 2 * d.data_plane_call + LEDGER_CALL_S)],
     }
     for outer, waits in inner.items():
         assert getattr(d, outer) >= sum(waits) * (1 - 1e-12), outer
@@ -53,6 +56,8 @@ def test_an_outer_wait_is_longer_than_the_sum_of_its_inner_ones(d: Deadlines) ->
         "policy_stage",
         "start",
         "clear",
+        "turn",
+        "cut",
     ):  # those that another process waits for
         assert getattr(d, outer) > sum(inner[outer]) or sum(inner[outer]) > 1e15, outer
 

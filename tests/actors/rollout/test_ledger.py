@@ -173,6 +173,66 @@ def test_what_the_states_do_not_allow() -> None:
         buffer.reserve("b", 0)
 
 
+@given(seed=st.integers(0, 2**20), sampler=st.sampled_from(SAMPLERS), age=st.integers(0, 2))
+def test_a_restored_ledger_loses_and_doubles_nothing_when_it_issues_its_groups_again(seed: int, sampler: str, age: int) -> None:
+    """Whenever a run goes on from its ledger's JSON, keeping some responses: no group is lost, no key made twice, no bound passed."""
+    luck, ledger, number = Random(seed), make(sampler, age=age, step=2), 0
+    capacity = 2 * (age + 1) if sampler != "windowed" else AsyncConfig(max_trajectory_age_steps=age, sampler=sampler).capacity(2)
+    flying: dict[str, Admitted] = {}
+    claimed: list[str] = []
+    minted: list[str] = []
+    trained: list[str] = []
+    for _ in range(50):
+        match luck.choice(["reserve", "reserve", "reserve", "commit", "commit", "fail", "claim", "trained", "announce", "resume"]):
+            case "reserve" if isinstance(slot := ledger.reserve(str(number), ROWS), Admitted):
+                flying[slot.uid], number = slot, number + 1
+                minted += slot.keys
+            case "commit" if flying:
+                slot = flying.pop(luck.choice(sorted(flying)))
+                ledger.commit(slot.uid, meta_of(slot.keys, slot.uid), slot.version, ledger.state()["version"])
+            case "fail" if flying:
+                ledger.fail(flying.popitem()[0], "unlucky")
+            case "claim" if claim := ledger.claim(1):
+                claimed += claim.uids
+                if sampler != "ready_first":
+                    assert max(claim.ages) <= age
+            case "trained" if claimed:
+                trained.append(claimed.pop())
+                ledger.trained(trained[-1:])
+            case "announce":
+                ledger.set_version(ledger.state()["version"] + 1)
+            case "resume":
+                state = json.loads(json.dumps(ledger.state()))
+                before = {group["uid"]: group for group in state["groups"]}
+                kept = {uid: before[uid]["start_version"] for uid in flying if luck.random() < 0.5}
+                ledger = make(sampler, age=age, step=2)
+                ledger.restore(state)
+                places = ledger.reissue(kept)
+                unwanted = [uid for uid, group in before.items() if group["state"] == "cancelled"]
+                assert [place.uid for place in places] == [uid for uid in flying if uid not in unwanted]
+                for place in places:
+                    assert place.version == kept.get(place.uid, state["version"])
+                    assert place.target_version == flying[place.uid].target_version
+                flying, claimed = {place.uid: place for place in places}, []
+                minted += [key for place in places for key in place.keys]
+                held = {group["uid"]: group["state"] for group in ledger.state()["groups"]}
+                assert set(held.values()) <= {"in_flight", "committed"}
+                gone = {uid for uid in before if uid not in held}
+                assert all(before[uid]["state"] in ("cancelled", "claimed") for uid in gone)
+        held = {group["uid"]: group["state"] for group in ledger.state()["groups"]}
+        assert len(held) <= capacity
+        assert {uid for uid, state in held.items() if state in ("in_flight", "cancelled")} == set(flying)
+        metrics = ledger.metrics()
+        ends = sum(
+            value
+            for name, value in metrics.items()
+            if name.startswith(("replay/trained", "replay/failed", "replay/evicted", "replay/dropped"))
+        )
+        assert metrics.get("replay/admitted", 0) == len(held) + ends == number
+    assert len(set(minted)) == len(minted)
+    assert len(set(trained)) == len(trained)
+
+
 class Careless:
     """A sampler that breaks the rules as told."""
 

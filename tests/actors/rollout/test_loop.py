@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from actors.environments.scoring.verdict import Verdict
 from actors.generation.fleet import Change
 from actors.generation.types import EngineDiedError, GenerationRequest, GenerationResult
 from actors.rollout.assemble import TRAIN_FIELDS
+from actors.rollout.cut import RolloutState, load_rollout, save_rollout
+from actors.rollout.in_flight import request_id, seeded_request
 from actors.rollout.ledger_actor import ClaimReply, ledger_actor_class
 from actors.rollout.loop import RolloutLoop
 from actors.rollout.prompts import DrawnPrompt
@@ -43,10 +46,11 @@ def plane() -> DataPlane:
 class Verifier:
     """Pays by the prompt's number; drops the groups that it is told to."""
 
-    def __init__(self, dropped: Sequence[str]) -> None:
-        self._dropped = dropped
+    def __init__(self, dropped: Sequence[str], seconds: float) -> None:
+        self._dropped, self._seconds = dropped, seconds
 
     def score(self, problems: list[Problem], responses: list[Response]) -> list[Verdict]:
+        time.sleep(self._seconds)
         return [Verdict(1.0, "scored", True, "group" if problem.uid in self._dropped else "no") for problem in problems]
 
 
@@ -62,12 +66,25 @@ class Stream:
 
     def __init__(self) -> None:
         self.events: list[str] = []
-        self._next = count()
+        self._next = 0
 
     def draw_encoded(self, wanted: int) -> list[DrawnPrompt]:
-        drawn = [str(next(self._next)) for _ in range(wanted)]
+        drawn = [str(self._next + place) for place in range(wanted)]
+        self._next += len(drawn)
         self.events += [f"draw {uid}" for uid in drawn]
-        return [DrawnPrompt(uid, Problem(uid, uid, ""), [7, int(uid)]) for uid in drawn]
+        return [DrawnPrompt(uid, self.again(int(uid), None), [7, int(uid)]) for uid in drawn]
+
+    def number(self, uid: str) -> int:
+        return int(uid)
+
+    def again(self, number: int, level: None) -> Problem:
+        return Problem(str(number), str(number), "")
+
+    def state(self) -> dict[str, Any]:
+        return {"seed": 0, "size": 99, "position": self._next, "dropped": 0, "truncated": 0, "curriculum": None, "source": None}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._next = state["position"]
 
     def observe(self, problem: Problem, accuracy: float) -> None:
         self.events.append(f"observe {problem.uid}")
@@ -110,17 +127,48 @@ class Pool:
         return [], []
 
 
+class SlowPool(Pool):
+    """Answers one request at a time, the shortest response first; how long it is depends on the seed alone."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(seed=0)
+        self.version = version
+        self.asked: dict[str, int] = {}
+
+    def submit(self, requests: list[GenerationRequest]) -> None:
+        super().submit(requests)
+        self.asked |= {request.request_id: request.seed for request in requests}
+
+    def collect(self, timeout_s: float, until: Any = None) -> list[GenerationResult]:
+        time.sleep(0.01)
+        self._waiting.sort(key=lambda one: length(one.seed))
+        done, self._waiting = self._waiting[:1], self._waiting[1:]
+        lengths = [(one.request_id, length(one.seed)) for one in done]
+        return [GenerationResult(name, [1] * long, [-0.1] * long, "stop", ((self.version, long),)) for name, long in lengths]
+
+
+def length(seed: int) -> int:
+    return 1 + seed % 50
+
+
 class Rig:
     """A loop and its ledger."""
 
-    def __init__(self, pool: Pool, rules: AsyncConfig, ahead: bool, dropped: Sequence[str] = ()) -> None:
+    def __init__(
+        self, pool: Pool, rules: AsyncConfig, ahead: bool, dropped: Sequence[str] = (), seconds: float = 0.0, resumes: Path | None = None
+    ) -> None:
         self.pool, self.stream, namespace = pool, Stream(), f"loop-{next(numbers)}"
         remote: Any = ray.remote
-        self._scorer = remote(num_cpus=0)(Verifier).remote(dropped)
+        self._scorer = remote(num_cpus=0)(Verifier).remote(dropped, seconds)
         options = ledger_actor_class().options(name=names.LEDGER, namespace=namespace, num_cpus=0)
         self.ledger = options.remote(rules, STEP, 0, "train", plane, int)
         self.call("ready")
+        self._sampler = rules.sampler
         stand_ins: Any = (self.stream, self.pool, Encoder())
+        resumed = None
+        if resumes is not None:
+            resumed = load_rollout(resumes, stand_ins[0], sampler=rules.sampler, rows=ROWS)
+            resumed = resumed.at(self.call("restore", resumed.ledger, resumed.kept()))
         self.loop = RolloutLoop(
             stream=stand_ins[0],
             rollout=RolloutConfig(prompts_per_step=STEP, responses_per_prompt=ROWS),
@@ -132,7 +180,15 @@ class Rig:
             ahead=ahead,
             sleeps=not ahead,
             shown=2,
+            resumed=resumed,
         )
+
+    def cut(self, directory: Path) -> RolloutState:
+        """Also as files in the directory."""
+        state, stream = self.loop.cut(1, WAIT_S), self.stream
+        stand_in: Any = stream
+        save_rollout(directory, state, stand_in, sampler=self._sampler, rows=ROWS)
+        return state
 
     def call(self, method: str, *arguments: Any) -> Any:
         return wait(getattr(self.ledger, method).remote(*arguments), who="ledger", what=method, timeout_s=WAIT_S)
@@ -203,3 +259,95 @@ def test_ahead_a_dropped_group_is_replaced(rig: Callable[..., Rig]) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert here.call("metrics")["replay/failed"] == 1
+
+
+def test_a_resumed_synchronous_run_goes_on_as_if_nothing_had_been(rig: Callable[..., Rig], tmp_path: Path) -> None:
+    def steps(here: Rig, versions: range) -> list[Any]:
+        done = []
+        for version in versions:
+            here.announce(version)
+            done.append(here.claim())
+            here.call("trained", done[-1].uids)
+        return done
+
+    whole = rig(Pool(seed=1), dropped=("1",))
+    undisturbed = steps(whole, range(4))
+    here = rig(Pool(seed=2), dropped=("1",))
+    before = steps(here, range(2))
+    state = here.cut(tmp_path)
+    assert (state.flying, state.scoring, state.begun) == ((), (), {})
+    there = rig(Pool(seed=3), dropped=("1",), resumes=tmp_path)
+    after = steps(there, range(2, 4))
+    assert [claim.uids for claim in before + after] == [claim.uids for claim in undisturbed]
+    assert [claim.meta.keys for claim in before + after] == [claim.meta.keys for claim in undisturbed]
+    assert here.pool.submitted[:2] + there.pool.submitted[:2] == whole.pool.submitted[:4]
+    assert there.call("metrics")["replay/trained"] == 4 * STEP
+    seen = [event for event in there.stream.events if event.startswith("observe")]
+    assert seen == [f"observe {number}" for number in range(2 * STEP, 4 * STEP)]
+    assert f"draw {int(state.stream['position']) - 1}" not in there.stream.events
+
+
+def test_an_asynchronous_run_goes_on_in_the_midst_of_everything(rig: Callable[..., Rig], tmp_path: Path) -> None:
+    """Three lives, each from a cut of the one before: nothing is lost, doubled, generated twice, or favoured for its length."""
+    rules = AsyncConfig(max_trajectory_age_steps=3, sampler="weight_fifo", stall_timeout_s=60)
+    options: dict[str, Any] = {"rules": rules, "ahead": True, "dropped": ("4",), "seconds": 0.05}
+    here = rig(SlowPool(0), **options)
+    versions, trained, again, seeds = count(), list[str](), set[str](), dict[str, int]()
+    for _ in range(3):
+        state = None
+        while state is None or not (state.scoring and any(group.results for group in state.flying)):
+            here.announce(next(versions))
+            trained += train_and_check(here)
+            state = here.cut(tmp_path)
+        seeds |= here.pool.asked  # type: ignore[attr-defined]
+        there = rig(SlowPool(state.ledger["version"]), **options, resumes=tmp_path)
+        here.end()
+        again |= {group.uid for group in (*state.flying, *state.scoring)}
+        check_resumed(there, state, seeds)
+        here = there
+    here.announce(next(versions))
+    final = here.loop.cut(9, WAIT_S)
+    assert final.ledger["counts"]["failed"] == 1
+    assert not any(name.startswith("evicted") for name in final.ledger["counts"])
+    held = {group["uid"] for group in final.ledger["groups"]} | {drawn.uid for drawn in final.drawn}
+    assert len(set(trained)) == len(trained)
+    assert set(trained) & again
+    assert sorted([*trained, *held, "4"], key=int) == [str(number) for number in range(final.stream["position"])]
+
+
+def train_and_check(here: Rig) -> tuple[str, ...]:
+    """One step. Every response of every group is as long as its seed says: none is missing for being long, or short."""
+    claim = here.claim()
+    assert max(claim.ages) <= 3
+    seeds = [seeded_request(0, request_id(uid, row), [], 1, 1.0, 1.0).seed for uid in claim.uids for row in range(ROWS)]
+    assert [tag["response_length"] for tag in claim.meta.tags] == list(map(length, seeds))
+    here.call("trained", claim.uids)
+    uids: tuple[str, ...] = claim.uids
+    return uids
+
+
+def check_resumed(there: Rig, state: RolloutState, seeds: dict[str, int]) -> None:
+    """It asks for what was lacking, with the same seeds; and the curriculum hears of every group, in the order of drawing."""
+    kept = {request_id(group.uid, row) for group in (*state.flying, *state.scoring) for row in group.results}
+    lacking = {request_id(group.uid, row) for group in state.flying for row in range(ROWS)} - kept
+    deadline = time.monotonic() + WAIT_S
+    while not (there.pool.submitted and [event for event in there.stream.events if event.startswith("observe")]):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    asked: dict[str, int] = dict(there.pool.asked)  # type: ignore[attr-defined]
+    assert set(there.pool.submitted[0]) == lacking
+    assert not kept & asked.keys()
+    assert {name: seed for name, seed in asked.items() if name in lacking} == {name: seeds.get(name, asked[name]) for name in lacking}
+    seen = [int(event.split()[1]) for event in there.stream.events if event.startswith("observe")]
+    assert seen == list(range(int(next(iter(state.begun))), seen[-1] + 1))
+
+
+def test_a_cut_says_why_there_is_none(rig: Callable[..., Rig]) -> None:
+    here = rig(Pool(seed=1, dies_at=1))
+    here.loop.progress(WAIT_S)
+    with pytest.raises(EngineDiedError, match="engine-0 died"):
+        here.loop.cut(1, WAIT_S)
+    there = rig(Pool(seed=1))
+    there.loop.stop()
+    with pytest.raises(RuntimeError, match="cut: generation has ended: it was stopped"):
+        there.loop.cut(1, WAIT_S)
