@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -35,17 +36,18 @@ def cluster(config: RayConfig, namespace: str, num_cpus: int, num_gpus: int | No
         _join(address, namespace)
         where = f"the Ray cluster at {address}"
     else:
-        ray.init(
-            address="local",
-            namespace=namespace,
-            num_cpus=config.num_cpus or num_cpus,
-            num_gpus=num_gpus,
-            object_store_memory=config.object_store_mib * 2**20,
-            include_dashboard=False,
-            _node_ip_address="127.0.0.1",  # else every service of the cluster listens on the network card
-            log_to_driver=False,
-            logging_level=logging.ERROR,  # the terminal belongs to the run's progress
-        )
+        with _interruptible_children():
+            ray.init(
+                address="local",
+                namespace=namespace,
+                num_cpus=config.num_cpus or num_cpus,
+                num_gpus=num_gpus,
+                object_store_memory=config.object_store_mib * 2**20,
+                include_dashboard=False,
+                _node_ip_address="127.0.0.1",  # else every service of the cluster listens on the network card
+                log_to_driver=False,
+                logging_level=logging.ERROR,  # the terminal belongs to the run's progress
+            )
         where = "a Ray cluster of its own"
     _restore(handler)
     try:
@@ -89,3 +91,16 @@ def probe(address: str) -> None:
 def _restore(handler: object) -> None:
     with suppress(ValueError):  # not the main thread: there was no handler of ours to lose
         signal.signal(signal.SIGTERM, handler)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _interruptible_children() -> Iterator[None]:
+    # A shell starts background commands with SIGINT ignored, and children inherit that. Ray cancels a task by an interrupt.
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread()
+    if ignored:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        if ignored:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)

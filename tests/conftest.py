@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,9 @@ for package in (tests, benchmarks):
     ray.cloudpickle.register_pickle_by_value(package)
 # Ray would start sixteen workers at once, which no actor takes: theirs have another environment.
 settings.set_for_process(RAY_enable_worker_prestart="0", RAY_prestart_worker_first_driver="0")
+
+# A shell starts background commands with SIGINT ignored, and children inherit that. Ray cancels a task by an interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent.parent
 SHARED = ("deployed", "twins", "engine", "results")  # fixtures of the session that take long

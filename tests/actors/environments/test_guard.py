@@ -156,7 +156,7 @@ def test_the_last_match_of_the_pattern_is_scored() -> None:
     patterned = ReasoningGymReward(configured.ReasoningGymReward(answer_pattern=r"-?\d+"))
     values = [
         patterned.score(problem_of(entry), Response(text, 1, False))
-        for text in (f"1, 2 and {entry['answer']}.", f"{entry['answer']}, or 1.5", "no")
+        for text in (f"1, 2 and {entry['answer']}.", f"{entry['answer']}, or 1.{int(entry['answer']) + 1}", "no")
     ]
     assert values[0] == 1.0
     assert max(values[1:]) < 1.0

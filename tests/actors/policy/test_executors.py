@@ -191,10 +191,10 @@ class Uncompilable:
 
 def test_the_fall_back_says_why() -> None:
     worker = ray.remote(num_cpus=0)(Uncompilable).remote()
-    executor, line = build_executor([{"worker-0-0": worker}], 5.0, CompiledGraphConfig())
+    executor, line = build_executor([{"worker-0-0": worker}], WAIT_S, CompiledGraphConfig())
     assert not executor.compiled
     assert line.startswith("WARNING: plain actor calls, compiling the graph failed: AttributeError")
-    executor, line = build_executor([{"worker-0-0": worker}], 5.0, CompiledGraphConfig(enabled=False))
+    executor, line = build_executor([{"worker-0-0": worker}], WAIT_S, CompiledGraphConfig(enabled=False))
     assert not executor.compiled
     assert "policy.compiled_graph.enabled is false" in line
     ray.kill(worker)
