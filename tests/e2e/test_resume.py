@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,8 @@ def disturbed(run_flow: Callable[..., Run]) -> Run:
         at(2, "submit_refit", lambda: kill("engine-0"))
         at(3, "wait_for_rollout", lambda: kill("ledger"))
         at(3, "submit_clear", lambda: kill("data_plane_storage_0"))
-        return run_flow(*OFTEN)
+        run = run_flow(*OFTEN)
+        return replace(run, directory=run.directory.resolve())  # not `latest`: forks come after it
 
 
 def test_a_run_that_loses_its_parts_has_the_metrics_of_one_that_does_not(disturbed: Run, finished: Run) -> None:
@@ -129,7 +131,7 @@ def test_a_fork_is_compared_with_its_parent_step_by_step(disturbed: Run, server:
     assert same["changed"] == ()
     other = fork(str(disturbed.directory), at=2, overrides=["policy.optimizer.lr=1e-2", "rollout.temperature=0.5"])
     assert set(other["changed"]) == {"policy.optimizer.lr: 0.0002 -> 0.01", "rollout.temperature: 0.7 -> 0.5"}
-    child = max(disturbed.directory.resolve().parent.glob("*/comparison.json"), key=lambda path: path.stat().st_mtime).parent
+    child = max(disturbed.directory.parent.glob("*/comparison.json"), key=lambda path: path.stat().st_mtime).parent
     assert numbers(child)[:3] == numbers(disturbed.directory)[:3]
     assert numbers(child)[3] != numbers(disturbed.directory)[3]
 

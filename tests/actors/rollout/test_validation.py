@@ -142,7 +142,7 @@ def test_what_is_counted_adds_up(successes: list[list[bool | None]]) -> None:
         assert list(found.pass_at) == [one for one in (1, 2, 4) if one <= k]
     assert sum(scores.problems for scores in found.per_source.values()) == found.problems
     assert [one.uid for one in found.samples] == [f"v{i}" for i in range(min(2, len(successes)))]
-    assert found.gain(found).change.value == 0.0
+    assert found.gain(found).value == 0.0
     assert Validation.model_validate_json(found.model_dump_json()) == found
 
 
