@@ -107,9 +107,9 @@ class PolicyGroup:
                 grows all the same.
 
         Returns:
-            updates: the number of them that were made, and of the others of the first: means (maxima of `/max` and `gpu_memory/`, sums of
-            `cuda_graph/` and `guard/`), padding_waste (the part of the computed tokens
-            that are no sequence's), tokens, FLOP rate.
+            updates, the number of them that were made; means over those that were computed (maxima of `/max` and `gpu_memory/`, sums of
+            `cuda_graph/` and `guard/`; where one was beyond a limit, its own values of what is limited); padding_waste (the part of the
+            computed tokens that are no sequence's), tokens, FLOP rate.
 
         Raises:
             ValueError: a batch that does not divide. ActorGoneError, ActorTimeoutError: a worker is lost. WithdrawnError: not begun.
@@ -124,6 +124,8 @@ class PolicyGroup:
             self._version += of_rollouts
             seconds = time.monotonic() - started
         metrics = {name: _over_updates(name, [h[name] for h in history]) for name in history[0]}
+        if tripped(history[-1]):  # a mean over updates would not show what was beyond the limit
+            metrics |= {name: history[-1][name] for name in limits or {} if name in metrics}
         flops = training_flops(self._model_path, meta.sequence_lengths)
         return metrics | {
             "updates": float(sum(not tripped(one) for one in history)),
