@@ -70,6 +70,8 @@ class SftConfig(BaseRunConfig):
         if not isinstance(checkpoint, Mapping) or "every_steps" in checkpoint:
             return values
         every = values.get("validate_every", cls.model_fields["validate_every"].default)
+        if not isinstance(every, int):
+            return values  # its own field says what is wrong with it
         return {**values, "checkpoint": {**checkpoint, "every_steps": every}}
 
     @model_validator(mode="after")

@@ -13,7 +13,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Concatenate
+from typing import Any
 
 import torch
 
@@ -28,35 +28,13 @@ from actors.policy.fetch import ColumnReader
 from actors.policy.limits import FLAG, NON_FINITE, Limits, beyond, guard_of, tripped
 from actors.policy.objectives import registry as objectives
 from actors.policy.objectives.base import Objective
+from actors.policy.on_device import on_device
 from actors.policy.passes import Passes, reduce_reports, report_vector
 from actors.refit.manifest import Manifest
 from configs.policy import OptimizerConfig, PolicyConfig
 
 _CLOSE_S = 30.0
 _NO_REFERENCE = "there is no reference policy yet: call snapshot_reference first"
-
-
-def _on_device[**P, R](method: Callable[Concatenate[PolicyWorker, P], R]) -> Callable[Concatenate[PolicyWorker, P], R]:
-    """Run the method inside the device's runtime (the CPU shim, or CUDA's current device), on whichever thread it is called.
-
-    Raises:
-        PeerLostError: a collective inside it failed.
-    """
-
-    @functools.wraps(method)
-    def call(self: PolicyWorker, *args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            with devices.runtime(self._device):
-                return method(self, *args, **kwargs)
-        except RuntimeError as error:
-            if isinstance(error, devices.PeerLostError) or not devices.is_collective_failure(error):
-                raise
-            raise devices.PeerLostError(
-                f"{method.__name__}: policy worker {self._rank} of {self._config.parallel.world_size} lost contact with another, "
-                f"or waited longer than policy.timeout_s = {self._config.timeout_s:g} s for it ({str(error).splitlines()[0]})"
-            ) from error
-
-    return call  # type: ignore[return-value]
 
 
 class PolicyWorker:
@@ -79,7 +57,7 @@ class PolicyWorker:
         self._device = devices.choose(config.device, rank)
         self._saver: Any = None  # built at the first save, or ahead of it
 
-    @_on_device
+    @on_device
     def setup(self) -> dict[str, Any]:
         """Join the group, build the model, load the weights. Returns rank, device, parameters of the whole model, optimizer."""
         config = self._config
@@ -123,7 +101,7 @@ class PolicyWorker:
             "cuda_graphs": "no CUDA graphs" if self._passes.graphs is None else self._passes.graphs.describe(),
         }
 
-    @_on_device
+    @on_device
     def reset_optimizer(self, optimizer: OptimizerConfig) -> None:
         """Fresh moments, and the schedule from its start."""
         from actors.policy.optimizer import build_optimizer
@@ -135,7 +113,7 @@ class PolicyWorker:
             freeze_heap()  # the old one is part of cycles
         self._optimizer, self._scheduler = build_optimizer(optimizer, self._model, self._dtype, distributed=self._distributed_optimizer)
 
-    @_on_device
+    @on_device
     def snapshot_reference(self) -> None:
         """Keep a copy of the present weights as the reference policy."""
         self._reference = [parameter.detach().clone() for parameter in self._bare.parameters()]
@@ -149,7 +127,7 @@ class PolicyWorker:
                 break
         return history
 
-    @_on_device
+    @on_device
     def train(self, plan: ShardPlan, objective: str, limits: Limits | None = None) -> dict[str, float]:
         """One optimizer step over the plan's rows. Metrics are those of the whole batch, equal on every rank.
 
@@ -194,7 +172,7 @@ class PolicyWorker:
 
         scale_rate(self._optimizer, self._scheduler, factor)
 
-    @_on_device
+    @on_device
     def evaluate(self, plan: ShardPlan) -> dict[str, float]:
         """The supervised loss over the plan's rows, without a gradient: loss, entropy and response_tokens as of `train`.
 
@@ -204,7 +182,7 @@ class PolicyWorker:
         objective = self._objectives[objectives.SUPERVISED]
         return objective.metrics(self._totals("evaluate", objective, plan, forward_only=True))
 
-    @_on_device
+    @on_device
     def warm_up(self, plan: ShardPlan, objective: str) -> None:
         """The passes of `train` over the plan's rows, without an update: weights, moments, schedule and random state stay."""
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
@@ -212,7 +190,7 @@ class PolicyWorker:
             self._model.zero_grad_buffer()
             self._passes.counts()  # steps report their own
 
-    @_on_device
+    @on_device
     def logprob(self, plan: ShardPlan, column: str, reference: bool = False) -> dict[str, float]:
         """Write the log-probabilities of the plan's response tokens as `column`: float32 [len], 0 elsewhere.
 
@@ -248,19 +226,19 @@ class PolicyWorker:
         if self._passes.graphs is not None:
             self._passes.graphs.clear()
 
-    @_on_device
+    @on_device
     def export_weights(self) -> dict[str, torch.Tensor] | None:
         """All weights under Hugging Face names, on the CPU, as copies; on rank 0 only. A collective."""
         keep = self._rank == 0
         weights = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in self._weights() if keep}
         return weights if keep else None
 
-    @_on_device
+    @on_device
     def manifest(self) -> Manifest:
         """What `send_weights` sends. A collective, which gathers every weight once to see its shape."""
         return Manifest.of(self._weights())
 
-    @_on_device
+    @on_device
     def send_weights(self, send: Callable[[Iterator[tuple[str, torch.Tensor]]], object]) -> None:
         """Give `send` all weights one by one, under Hugging Face names, as full tensors on this rank's device. Returns when they are sent.
 
@@ -270,8 +248,8 @@ class PolicyWorker:
         send(self._weights())
         torch.cuda.synchronize()
 
-    @_on_device
-    def on_device[T](self, call: Callable[[], T]) -> T:
+    @on_device
+    def call_on_device[T](self, call: Callable[[], T]) -> T:
         """The call's result, with this worker's device as the current one."""
         return call()
 
@@ -281,7 +259,7 @@ class PolicyWorker:
         if weights is not None:
             save_model_dir(Path(path), Path(self._model_path), weights, self._config.dtype)
 
-    @_on_device
+    @on_device
     def prepare_save(self) -> None:
         """Allocate the host memory of saves, so that the first one does not wait for it. A collective; idempotent."""
         from actors.policy.state import Saver
@@ -289,7 +267,7 @@ class PolicyWorker:
         if self._saver is None:
             self._saver = Saver(self._bare, self._optimizer, self._device)
 
-    @_on_device
+    @on_device
     def begin_save(self, directory: str) -> None:
         """Copy the state to host memory, and begin to write it to the directory beside training. A collective.
 
@@ -316,7 +294,7 @@ class PolicyWorker:
         """Write the index over what all ranks wrote; to be called on rank 0. No collective."""
         self._saver.finish(directory, results, weight_version, self._hf.vocab_size)
 
-    @_on_device
+    @on_device
     def load_state(self, directory: str, optimizer: OptimizerConfig | None) -> dict[str, Any]:
         """Go on from a saved state: weights, masters, moments, schedule and, on the same device and layout, random states. A collective.
 
@@ -337,7 +315,7 @@ class PolicyWorker:
         same = states.load(self._bare, self._optimizer, self._scheduler, self._device, directory, saved)
         return {"weight_version": saved.weight_version, "optimizer_steps": saved.optimizer_steps, "random_states": same}
 
-    @_on_device
+    @on_device
     def save_reference(self, directory: str) -> None:
         """Write the reference weights. A collective.
 
@@ -350,7 +328,7 @@ class PolicyWorker:
             raise RuntimeError(_NO_REFERENCE)
         save_reference(self._bare, self._optimizer, self._reference, directory)
 
-    @_on_device
+    @on_device
     def load_reference(self, directory: str) -> None:
         """Make saved weights the reference policy. A collective.
 
@@ -361,7 +339,7 @@ class PolicyWorker:
 
         self._reference = load_reference(self._bare, self._optimizer, directory)
 
-    @_on_device
+    @on_device
     def close(self) -> None:
         """Let a save be written, but not for longer than `_CLOSE_S`, and leave the process group. Idempotent."""
         if self._saver is not None:

@@ -51,7 +51,7 @@ class Ipc(Transport):
         delivery = Delivery(namespace, engines, transfer, self._timeout_s)
         try:
             if self._buffer is None:
-                self._buffer = worker.on_device(lambda: SharedBuffer(buffer_bytes(transfer)))
+                self._buffer = worker.call_on_device(lambda: SharedBuffer(buffer_bytes(transfer)))
             worker.send_weights(functools.partial(self._buffer.share, deliver=delivery))
         except Exception as error:
             delivery.abandon(f"the policy could not send its weights: {type(error).__name__}: {error}")

@@ -63,7 +63,7 @@ class Nccl(Transport):
             with torch.cuda.stream(torch.cuda.current_stream()):
                 return NCCLWeightTransferEngine.trainer_init(group)
 
-        self._communicator = worker.on_device(join)
+        self._communicator = worker.call_on_device(join)
 
     def send(self, worker: Any, transfer: Transfer) -> None:
         """In every rank, together: gather all weights; rank 0 broadcasts them."""

@@ -62,7 +62,7 @@ class Stub:
         self._stage()
         return f"with weights {weight_version}"
 
-    def train(self, meta: Any, objective: str, turn: None) -> dict[str, float]:
+    def train(self, meta: Any, objective: str, turn: Any, limits: Any) -> dict[str, float]:
         self._stage()
         return {}
 

@@ -132,14 +132,15 @@ def stubs(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     class StubEngine:
         """The request's seed says which answer it gets."""
 
-        def submit(self, client: str, requests: Sequence[GenerationRequest]) -> None:
+        def submit(self, client: str, requests: Sequence[GenerationRequest]) -> str:
             answers = [said[one.seed % 2] for one in requests]
             self.finished = [
                 GenerationResult(one.request_id, ids, [0.0] * len(ids), "length", ((0, len(ids)),))
                 for one, ids in zip(requests, answers, strict=True)
             ]
+            return "the only one"
 
-        def collect(self, client: str, timeout_s: float) -> list[GenerationResult]:
+        def collect(self, client: str, timeout_s: float, incarnation: str) -> list[GenerationResult]:
             return self.finished
 
     class StubEnvironment:
