@@ -23,7 +23,7 @@ from typing import Any, Concatenate
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from configs.base import ConfigError
 
@@ -32,10 +32,8 @@ class DamagedError(RuntimeError):
     """A file is missing, or is not the one that was written. The message names it."""
 
 
-class Content(BaseModel):
+class Content(BaseModel, frozen=True, extra="forbid"):
     """What identifies the content of a file: `size` in bytes, and SHA-256."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     size: int
     sha256: str

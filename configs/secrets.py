@@ -18,13 +18,8 @@ from configs.base import ConfigError
 _REFERENCE = re.compile(r"\$\{(env|file):([^{}]+)\}")
 
 
-def is_reference(value: object) -> bool:
-    """Whether the value is one whole reference."""
-    return isinstance(value, str) and _REFERENCE.fullmatch(value) is not None
-
-
 def _is_one(value: str) -> str:
-    if not is_reference(value):
+    if not _REFERENCE.fullmatch(value):
         raise ValueError("a secret is given by reference, ${env:NAME} or ${file:path}, and never written into a recipe")
     return value
 

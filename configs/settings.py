@@ -102,11 +102,6 @@ def ray_address() -> str | None:
     return get("RAY_ADDRESS")
 
 
-def prefect_api_url() -> str | None:
-    """PREFECT_API_URL, when the user points at a server."""
-    return get("PREFECT_API_URL")
-
-
 def cpu_count() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))

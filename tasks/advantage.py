@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import torch
 from prefect import task
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from actors.data_plane.address import DataPlaneAddress
 from actors.data_plane.connect import connect
@@ -16,10 +16,8 @@ from configs.policy import LossConfig
 from tasks.call import RETRIED
 
 
-class Advantages(BaseModel):
+class Advantages(BaseModel, frozen=True):
     """What the advantage stage returns: the rows to train on, and statistics of the whole batch."""
-
-    model_config = ConfigDict(frozen=True)
 
     meta: KVBatchMeta
     metrics: dict[str, float]

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from actors.storage import Folder, numbered
 
@@ -27,21 +27,15 @@ _RENEWALS = 4  # in the time that a lease lasts
 _LOOK_S = 1.0
 
 
-class LeaseError(RuntimeError):
-    """The folder is not this run's to write."""
-
-
-class BusyError(LeaseError):
+class BusyError(RuntimeError):
     """Another run holds the lease. The message says which."""
 
 
-class LeaseLostError(LeaseError):
+class LeaseLostError(RuntimeError):
     """The lease expired, or another run has taken it over: this one must not write any more."""
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class _Record(BaseModel, frozen=True, extra="forbid"):
     holder: str
     nonce: str
     expires_at: float  # seconds since the epoch

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from prefect import get_run_logger, task
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from actors import names
 from actors.data_plane.meta import KVBatchMeta
@@ -28,14 +28,12 @@ from tasks.clear import data_plane_metrics
 _ANSWER_S = 60.0  # beyond a claim's own wait
 
 
-class Rollout(BaseModel):
+class Rollout(BaseModel, frozen=True):
     """What a step trains on.
 
     Attributes:
         uids: of the groups that were taken. samples: of groups that were stored lately. slowest: to score, of the same.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     meta: KVBatchMeta
     uids: tuple[str, ...]

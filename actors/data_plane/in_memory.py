@@ -12,18 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.data_plane import codec
-from actors.data_plane.interface import (
-    AlreadyWrittenError,
-    CapacityError,
-    ClaimTimeoutError,
-    Column,
-    DataPlane,
-    PartitionConflictError,
-    UnknownFieldError,
-    UnknownKeyError,
-    UnknownPartitionError,
-)
+from actors.data_plane import codec, interface
+from actors.data_plane.interface import Column, DataPlane
 from actors.data_plane.meta import KVBatchMeta
 from actors.data_plane.schema import Schema
 
@@ -61,7 +51,7 @@ class MemoryPlane(DataPlane):
     def _register(self, partition_id: str, fields: Sequence[str], capacity: int | None, consumers: Sequence[str]) -> None:
         schema = Schema.build(partition_id, fields, capacity, consumers)
         if self._partitions.setdefault(partition_id, _Partition(schema)).schema != schema:
-            raise PartitionConflictError(f"partition {partition_id!r} exists with another schema")
+            raise interface.PartitionConflictError(f"partition {partition_id!r} exists with another schema")
 
     def _put(self, meta: KVBatchMeta, columns: Mapping[str, Column], overwrite: bool) -> None:
         partition = self._partition(meta.partition_id)
@@ -89,11 +79,11 @@ class MemoryPlane(DataPlane):
         partition.schema.check_fields(meta.partition_id, fields)
         for key in meta.keys:
             if key not in partition.samples:
-                raise UnknownKeyError(f"{where}: no key {key!r}")
+                raise interface.UnknownKeyError(f"{where}: no key {key!r}")
         for name in fields:
             for key in meta.keys:
                 if name not in partition.samples[key].columns:
-                    raise UnknownFieldError(f"{where}: column {name!r} is not written for key {key!r}")
+                    raise interface.UnknownFieldError(f"{where}: column {name!r} is not written for key {key!r}")
         return {name: [codec.copy_row(name, partition.samples[key].columns[name]) for key in meta.keys] for name in fields}
 
     def _claim(self, partition_id: str, consumer: str, fields: Sequence[str], count: int, timeout_s: float) -> KVBatchMeta:
@@ -107,7 +97,7 @@ class MemoryPlane(DataPlane):
             waiting = [partition.samples[key].columns for key in partition.unclaimed(consumer)]
             lacking = {name: sum(name not in columns for columns in waiting) for name in fields}
             missing = {name: number for name, number in lacking.items() if number}
-            raise ClaimTimeoutError(f"partition {partition_id!r}: consumer {consumer!r}", timeout_s, len(ready()), count, missing)
+            raise interface.ClaimTimeoutError(f"partition {partition_id!r}: consumer {consumer!r}", timeout_s, len(ready()), count, missing)
         keys = tuple(ready()[:count])
         partition.claimed[consumer].update(keys)
         samples = [(key, partition.samples[key].length, copy.deepcopy(partition.samples[key].tags)) for key in keys]
@@ -129,7 +119,7 @@ class MemoryPlane(DataPlane):
 
     def _partition(self, partition_id: str) -> _Partition:
         if partition_id not in self._partitions:
-            raise UnknownPartitionError(f"no partition {partition_id!r}: register it first")
+            raise interface.UnknownPartitionError(f"no partition {partition_id!r}: register it first")
         return self._partitions[partition_id]
 
     def _wait_for_space(self, meta: KVBatchMeta, partition: _Partition, columns: Mapping[str, Any], overwrite: bool) -> None:
@@ -141,13 +131,13 @@ class MemoryPlane(DataPlane):
         def fits() -> bool:
             for key in () if overwrite else meta.keys:
                 if both := sorted(partition.samples.get(key, _Sample()).columns.keys() & columns.keys()):
-                    raise AlreadyWrittenError(f"{where}: column {both[0]!r} is already written for key {key!r}")
+                    raise interface.AlreadyWrittenError(f"{where}: column {both[0]!r} is already written for key {key!r}")
             return capacity is None or not fresh() or len(partition.samples) + fresh() <= capacity
 
         if fits():
             return
         message = f"{where}: no space for {fresh()} more samples, it holds {len(partition.samples)} of {capacity}"
         if capacity is not None and fresh() > capacity:
-            raise CapacityError(message)
+            raise interface.CapacityError(message)
         if not self._changed.wait_for(fits, self._timeout_s):
-            raise CapacityError(f"{message} after waiting {self._timeout_s:g} s")
+            raise interface.CapacityError(f"{message} after waiting {self._timeout_s:g} s")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, model_validator
 
 
 def mint_key(weight_version: int, prompt_uid: str, index: int, attempt: int = 0) -> str:
@@ -22,7 +22,7 @@ def mint_key(weight_version: int, prompt_uid: str, index: int, attempt: int = 0)
     return f"{key}_a{attempt}" if attempt else key
 
 
-class KVBatchMeta(BaseModel):
+class KVBatchMeta(BaseModel, frozen=True, extra="forbid"):
     """A batch by reference.
 
     Attributes:
@@ -34,8 +34,6 @@ class KVBatchMeta(BaseModel):
         tags: small plain values of each sample (reward, prompt uid, ...), aligned with `keys`.
         extra_info: values about the batch as a whole.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     partition_id: str
     task_name: str = ""

@@ -7,7 +7,6 @@ step thread ── put(client, result) ──► [client a: r3, r1] ◄── ta
 from __future__ import annotations
 
 import threading
-import time
 
 from actors.generation.types import GenerationResult
 
@@ -32,12 +31,8 @@ class Mailboxes:
         Returns:
             At least one; none only at the deadline, or at once when the boxes are closed.
         """
-        deadline = time.monotonic() + timeout_s
         with self._arrived:
-            while client not in self._boxes and not self._closed:
-                left = deadline - time.monotonic()
-                if left <= 0 or not self._arrived.wait(left):
-                    break
+            self._arrived.wait_for(lambda: client in self._boxes or self._closed, timeout_s)
             return self._boxes.pop(client, [])
 
     def close(self) -> None:

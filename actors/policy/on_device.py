@@ -10,7 +10,7 @@ from actors.policy import device as devices
 
 
 def on_device[W, **P, R](method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
-    """Run a method of `PolicyWorker` inside the device's runtime (the CPU shim, or CUDA's current device), on whichever thread it is called.
+    """Run a method of `PolicyWorker` inside the device's runtime (CPU shim, or CUDA's current device), on whichever thread it is called.
 
     Raises:
         PeerLostError: a collective inside it failed.

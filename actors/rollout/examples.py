@@ -75,18 +75,16 @@ def read_rows(url: str, prompt_field: str, response_field: str, config_field: st
     Raises:
         ConfigError: no such file, a damaged row, a field that is missing or no text, an empty response, or no rows at all.
     """
-    rows = _parquet_rows if PurePosixPath(url).suffix == ".parquet" else _jsonl_rows
     fields = {"data.prompt_field": prompt_field, "data.response_field": response_field}
     with reading(url, config_field), fsspec.open(url, "rb") as file:
-        problems = [_problem(url, number, row, fields) for number, row in rows(file, url, fields)]
+        if PurePosixPath(url).suffix == ".parquet":
+            rows = _parquet_rows(file, url, fields)
+        else:
+            rows = ((number, parse_line(line, f"{url}, line {number}")) for number, line in json_lines(file))
+        problems = [_problem(url, number, row, fields) for number, row in rows]
     if not problems:
         raise ConfigError(f"{config_field}: {url} is empty: no rows to read")
     return problems
-
-
-def _jsonl_rows(file: IO[bytes], url: str, fields: dict[str, str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in json_lines(file):
-        yield number, parse_line(line, f"{url}, line {number}")
 
 
 def _parquet_rows(file: IO[bytes], url: str, fields: dict[str, str]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -96,11 +94,8 @@ def _parquet_rows(file: IO[bytes], url: str, fields: dict[str, str]) -> Iterator
     for setting, name in fields.items():
         if name not in table.schema_arrow.names:
             raise _no_field(setting, name, url, table.schema_arrow.names)
-    number = 0
-    for batch in table.iter_batches(columns=list(dict.fromkeys(fields.values()))):
-        for row in batch.to_pylist():
-            number += 1
-            yield number, row
+    batches = table.iter_batches(columns=list(dict.fromkeys(fields.values())))
+    yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
 
 
 def _problem(url: str, number: int, row: dict[str, Any], fields: dict[str, str]) -> Problem:

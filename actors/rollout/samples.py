@@ -12,7 +12,7 @@ from actors.environments import Problem
 from actors.environments.rewards.base import Response
 from actors.environments.scoring.verdict import Outcome, Verdict
 from actors.generation.fleet import Change
-from actors.rollout.statistics import Difference, Tally, accuracy, mean_pass_at_k, paired_difference
+from actors.rollout.statistics import Estimate, Tally, accuracy, mean_pass_at_k, paired_difference
 from configs.validation import OWN_SET, ValidationConfig
 
 SLOWEST = 5  # of a step or a validation are kept
@@ -182,7 +182,7 @@ class Validation(Scores, frozen=True):
         """Accuracy, low, high."""
         return self.accuracy, self.low, self.high
 
-    def gain(self, before: Validation) -> Difference:
+    def gain(self, before: Validation) -> Estimate:
         """What changed since `before`, paired by problem.
 
         Raises:

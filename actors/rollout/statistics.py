@@ -102,38 +102,21 @@ def accuracy(tallies: Sequence[Tally], confidence: float) -> Estimate:
     return Estimate(mean, *wilson(mean, max(problems, effective), confidence))
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Of two models on the same problems.
+def paired_difference(before: Sequence[float | None], after: Sequence[float | None], confidence: float) -> Estimate:
+    """Mean over problems of (after - before), of two models' rates; entry i of both is of the same problem, None: no judged answer.
 
-    Attributes:
-        change: mean over problems of (after - before), with its interval.
-        better, worse, same: numbers of problems. Problems that either model has no judged answer to are in none of them.
-    """
-
-    change: Estimate
-    better: int
-    worse: int
-    same: int
-
-
-def paired_difference(before: Sequence[float | None], after: Sequence[float | None], confidence: float) -> Difference:
-    """The paired difference of two models' rates; entry i of both is of the same problem, None: no judged answer.
-
-    The interval is Wald+2 of Agresti and Min (Statistics in Medicine 24, 2005): the normal interval of the paired differences (as
-    in Miller, arXiv 2411.00640) with two more pairs, half of one at +1, half at -1 and one at 0, so that it has a width also
-    when every problem is answered as before.
+    Problems that either model has no judged answer to are left out. The interval is Wald+2 of Agresti and Min (Statistics in Medicine
+    24, 2005): the normal interval of the paired differences (as in Miller, arXiv 2411.00640) with two more pairs, half of one at +1,
+    half at -1 and one at 0, so that it has a width also when every problem is answered as before.
 
     Raises:
         ValueError: the two are of different lengths.
     """
     changes = [b - a for a, b in zip(before, after, strict=True) if a is not None and b is not None]
-    better, worse = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
     count, total = len(changes), math.fsum(changes)
     if not count:
-        return Difference(Estimate(0.0, -1.0, 1.0), 0, 0, 0)
+        return Estimate(0.0, -1.0, 1.0)
     middle = total / (count + 2)
     variance = (math.fsum(change * change for change in changes) + 1) / (count + 2) - middle * middle
     half = NormalDist().inv_cdf((1 + confidence) / 2) * math.sqrt(variance / (count + 2))
-    change = Estimate(total / count, max(-1.0, middle - half), min(1.0, middle + half))
-    return Difference(change, better, worse, count - better - worse)
+    return Estimate(total / count, max(-1.0, middle - half), min(1.0, middle + half))

@@ -109,7 +109,8 @@ class Record:
                 env=dict(environment),
                 cwd=cwd,
                 start_new_session=True,
-                preexec_fn=_default_interrupt,
+                # A shell starts background commands with SIGINT ignored, and children inherit that.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
         found = look(process.pid)
         if found is None:
@@ -187,7 +188,3 @@ def _await_end(runs: Callable[[], bool], timeout_s: float) -> None:
 def _send(pid: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-def _default_interrupt() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell starts background commands with SIGINT ignored, and children inherit that

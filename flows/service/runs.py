@@ -10,13 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-    WorkPoolFilter,
-    WorkPoolFilterName,
-)
+from prefect.client.schemas import filters
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.states import Cancelled, Cancelling
 
@@ -26,8 +20,8 @@ _AT_WORK = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 def at_work(client: SyncPrefectClient, pool: str) -> list[FlowRun]:
     """Those that hold a place of the pool."""
     return client.read_flow_runs(
-        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_AT_WORK))),
-        work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[pool])),
+        flow_run_filter=filters.FlowRunFilter(state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=_AT_WORK))),
+        work_pool_filter=filters.WorkPoolFilter(name=filters.WorkPoolFilterName(any_=[pool])),
     )
 
 

@@ -58,7 +58,7 @@ def _start() -> tuple[subprocess.Popen[bytes], str]:
             stdin=subprocess.DEVNULL,
             env=server_environment(url),
             start_new_session=True,  # Ctrl-C reaches the run first; the server outlives it to hear the end
-            preexec_fn=_end_with_parent,
+            preexec_fn=lambda: ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
         )
         try:
             await_health(server, f"{url}/api")
@@ -73,7 +73,7 @@ def _start() -> tuple[subprocess.Popen[bytes], str]:
 
 def configured_url() -> str | None:
     """The API's URL that the environment, a settings file or a profile of Prefect names."""
-    return settings.prefect_api_url() or (str(url) if (url := get_current_settings().api.url) else None)
+    return settings.get("PREFECT_API_URL") or (str(url) if (url := get_current_settings().api.url) else None)
 
 
 def check_configured(api_url: str) -> None:
@@ -138,11 +138,6 @@ def await_health(server: subprocess.Popen[bytes], api_url: str) -> None:
         if time.monotonic() > deadline:
             raise ConfigError(f"the Prefect server at {api_url} was not healthy within {START_TIMEOUT_S:.0f} s")
         time.sleep(0.3)
-
-
-def _end_with_parent() -> None:
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _drain() -> None:

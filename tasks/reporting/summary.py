@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from configs.validation import OWN_SET
 from tasks.reporting.run_dir import RunDirectory
@@ -21,14 +21,12 @@ if TYPE_CHECKING:
 _SHOWN_STAGES = 4
 
 
-class SetAccuracy(BaseModel):
+class SetAccuracy(BaseModel, frozen=True, extra="forbid"):
     """Accuracy on one validation set, each with its interval: of the first validation (or the baseline), of the last (or the model).
 
     Attributes:
         gain: after - before, paired by problem.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     before: Triple | None = None
     after: Triple | None = None
@@ -37,7 +35,7 @@ class SetAccuracy(BaseModel):
     @classmethod
     def of(cls, before: Validation | None, after: Validation | None) -> Self:
         """Of one validation set."""
-        gain = after.gain(before).change if before and after else None
+        gain = after.gain(before) if before and after else None
         return cls(
             before=before.estimate if before else None,
             after=after.estimate if after else None,
@@ -45,7 +43,7 @@ class SetAccuracy(BaseModel):
         )
 
 
-class Summary(BaseModel):
+class Summary(BaseModel, frozen=True, extra="forbid"):
     """What a run came to.
 
     Attributes:
@@ -68,8 +66,6 @@ class Summary(BaseModel):
         error: why a failed run failed, one line.
         finished_at: local time, ISO 8601.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     flow: FlowName
     name: str

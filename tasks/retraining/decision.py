@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from configs.retrain import PromotionConfig
 
 _ROUNDING = 1e-9  # 0.6 - 0.59 is not 0.01 in floating point
 
 
-class Scores(BaseModel):
+class Scores(BaseModel, frozen=True, extra="forbid"):
     """Of one model on the frozen set."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     accuracy: float
     reward: float

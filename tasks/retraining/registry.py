@@ -23,11 +23,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from actors.storage import Content, Folder, numbered
 from configs.base import ConfigError
-from tasks.lease import Lease, LeaseError
+from tasks.lease import Lease
 from tasks.retraining.decision import Scores
 
 _log = logging.getLogger(__name__)
@@ -35,11 +35,11 @@ _FIELD = "registry.url"
 _CURRENT = "current.json"
 
 
-class PromotionConflictError(LeaseError):
+class PromotionConflictError(RuntimeError):
     """Another run promoted a model since this one began: the new model was compared with one that is no longer the promoted one."""
 
 
-class Attempt(BaseModel):
+class Attempt(BaseModel, frozen=True, extra="forbid"):
     """A night's training and its outcome.
 
     Attributes:
@@ -50,8 +50,6 @@ class Attempt(BaseModel):
         metric: name of the score that decided. old, new: scores of both models on the frozen set.
         reason: reason of the verdict, with the note of a person who was asked.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     parent: int | None
     run_id: str

@@ -184,7 +184,7 @@ def test_an_evaluation_is_the_same_however_it_is_sharded(
     sharded = measure("sharded")
     monkeypatch.setattr(flows.evaluate_session, "room", lambda: 1)
     plain = measure("plain").result()
-    differ = ("name", "finished_at", "seconds", "seconds_per_stage")
+    differ = ("name", "directory", "finished_at", "seconds", "seconds_per_stage")
     assert {**sharded.result(), **dict.fromkeys(differ)} == {**plain, **dict.fromkeys(differ)}
     assert 0 < plain["accuracy_after"] < 1
     for answers, number in (("answers-model.jsonl", 2 * 7), ("answers-model-more.jsonl", 2 * 4)):

@@ -18,19 +18,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from actors.data_plane import codec
+from actors.data_plane import codec, interface
 from actors.data_plane.address import DataPlaneAddress
-from actors.data_plane.interface import (
-    AlreadyWrittenError,
-    CapacityError,
-    ClaimTimeoutError,
-    Column,
-    DataPlane,
-    PartitionConflictError,
-    UnknownFieldError,
-    UnknownKeyError,
-    UnknownPartitionError,
-)
+from actors.data_plane.interface import Column, DataPlane
 from actors.data_plane.meta import KVBatchMeta
 from actors.data_plane.schema import Schema
 from actors.data_plane.transfer_queue.connection import connection
@@ -59,7 +49,7 @@ class TransferQueuePlane(DataPlane):
         made = await self._requests.resolve(SHADOW + partition_id, [schema_key(schema)], create=True)
         if (await self._read_record(partition_id)).schema != schema:
             await self._requests.forget(made)
-            raise PartitionConflictError(f"partition {partition_id!r} exists with another schema")
+            raise interface.PartitionConflictError(f"partition {partition_id!r} exists with another schema")
 
     def _put(self, meta: KVBatchMeta, columns: Mapping[str, Column], overwrite: bool) -> None:
         what = f"put {len(meta)} samples into partition {meta.partition_id!r}"
@@ -138,7 +128,7 @@ class TransferQueuePlane(DataPlane):
                 break
             await asyncio.sleep(min(random.uniform(*_POLL_S), left))
         ready, missing = await self._requests.backlog(partition_id, consumer, fields)
-        raise ClaimTimeoutError(f"partition {partition_id!r}: consumer {consumer!r}", timeout_s, ready, count, missing)
+        raise interface.ClaimTimeoutError(f"partition {partition_id!r}: consumer {consumer!r}", timeout_s, ready, count, missing)
 
     def _clear(self, meta: KVBatchMeta) -> None:
         self._link.run(self._forget(meta), f"clear {len(meta)} samples of partition {meta.partition_id!r}", self._timeout_s)
@@ -164,7 +154,7 @@ class TransferQueuePlane(DataPlane):
     async def _read_record(self, partition_id: str) -> Record:
         record = Record.parse(await self._requests.listing(SHADOW + partition_id))
         if record is None:
-            raise UnknownPartitionError(f"no partition {partition_id!r}: register it first")
+            raise interface.UnknownPartitionError(f"no partition {partition_id!r}: register it first")
         self._link.records[partition_id] = record
         return record
 
@@ -189,7 +179,7 @@ class TransferQueuePlane(DataPlane):
                 for key, note in zip(meta.keys, samples.notes, strict=True):
                     if not overwrite and (both := (note.get("columns", 0) | common) & mask):
                         name = min(name for name in columns if both & record.schema.mask([name]))
-                        raise AlreadyWrittenError(f"{where}: column {name!r} is already written for key {key!r}")
+                        raise interface.AlreadyWrittenError(f"{where}: column {name!r} is already written for key {key!r}")
                 fresh = sum("columns" not in note for note in samples.notes)
                 if capacity is None or not fresh:
                     return samples
@@ -198,7 +188,7 @@ class TransferQueuePlane(DataPlane):
                     return samples
                 message = f"{where}: no space for {fresh} more samples, it holds {held - fresh} of {capacity}"
                 if fresh > capacity:
-                    raise CapacityError(message)
+                    raise interface.CapacityError(message)
             except BaseException:
                 await self._requests.withdraw(samples)
                 raise
@@ -210,17 +200,17 @@ class TransferQueuePlane(DataPlane):
             await asyncio.sleep(min(random.uniform(*_POLL_S), left))
             if await self._requests.count(partition_id) <= most:
                 return
-        raise CapacityError(f"{message} after waiting {self._timeout_s:g} s")
+        raise interface.CapacityError(f"{message} after waiting {self._timeout_s:g} s")
 
     async def _explain(self, meta: KVBatchMeta, record: Record, fields: Sequence[str]) -> NoReturn:
         """Raise the error that names the key or column which is not there."""
         where, notes = f"partition {meta.partition_id!r}", await self._requests.listing(meta.partition_id)
         if gone := [key for key in meta.keys if "columns" not in notes.get(key, {})]:
-            raise UnknownKeyError(f"{where}: no key {gone[0]!r}")
+            raise interface.UnknownKeyError(f"{where}: no key {gone[0]!r}")
         for name in fields:
             if lacking := [key for key in meta.keys if not notes[key]["columns"] & record.schema.mask([name])]:
-                raise UnknownFieldError(f"{where}: column {name!r} is not written for key {lacking[0]!r}")
-        raise UnknownFieldError(f"{where}: {', '.join(fields)} are being written or cleared right now")
+                raise interface.UnknownFieldError(f"{where}: column {name!r} is not written for key {lacking[0]!r}")
+        raise interface.UnknownFieldError(f"{where}: {', '.join(fields)} are being written or cleared right now")
 
 
 def _notes(meta: KVBatchMeta, samples: Samples, mask: int) -> list[dict[str, Any]]:

@@ -112,7 +112,8 @@ class Judge:
         if question is None:
             question = self._questions[digest] = _Question(prompt)
             question.task = asyncio.create_task(self._answer(digest, question))
-            question.task.add_done_callback(_seen)
+            # Else asyncio reports an error that nobody waited for any more.
+            question.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         else:
             self._counts["cache_hits"] += 1
         question.waiting += 1
@@ -194,8 +195,3 @@ class Judge:
             await asyncio.sleep(wait)
             attempt += 1
             self._counts["retries"] += 1
-
-
-def _seen(task: asyncio.Task[float]) -> None:
-    if not task.cancelled():
-        task.exception()  # else asyncio reports an error that nobody waited for any more
