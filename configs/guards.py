@@ -17,7 +17,7 @@ class Guard(StrictModel):
     action: Action = Field(
         "skip",
         description="skip: the step's groups are dropped; lower_rate: that, and the learning rate falls; roll_back: to the newest "
-        "checkpoint; stop: the run fails.",
+        "checkpoint, and that step is skipped should it trip again (arXiv 2204.02311, 5.1); stop: the run fails.",
     )
 
 
@@ -32,6 +32,12 @@ class Threshold(Guard):
         if (self.above is None) == (self.below is None):
             raise ValueError("set one of `above` and `below`")
         return self
+
+
+class LogprobError(Threshold):
+    """Of |engine - trainer| log-probability."""
+
+    of: Literal["mean", "max"] = Field("mean", description="The mean over tokens, or the worst token.")
 
 
 class RewardJump(Guard):
@@ -50,12 +56,14 @@ class GuardsConfig(StrictModel):
     factor: float = Field(0.5, gt=0, lt=1, description="lower_rate: what the learning rate is multiplied by.")
     kl: Threshold | None = None  # mean KL to the reference, nats per token; usual: above 0.1 to 1
     entropy: Threshold | None = None  # mean, nats per token; collapse: below 0.05
-    logprob_error: Threshold | None = None  # mean |engine - trainer| log-probability; usual: above 0.05
+    logprob_error: LogprobError | None = None  # nats per token; usual: mean above 0.05, max above 10
     grad_norm: Threshold | None = None  # before clipping; usual: above 100 times that of a healthy step
     reward_jump: RewardJump | None = None
 
     @property
     def limits(self) -> dict[str, tuple[float | None, float | None]]:
         """(above, below) by the metric that the trainer reports."""
-        named = {"kl": self.kl, "entropy": self.entropy, "logprob_error/mean": self.logprob_error, "grad_norm": self.grad_norm}
+        named = {"kl": self.kl, "entropy": self.entropy, "grad_norm": self.grad_norm}
+        if self.logprob_error is not None:
+            named[f"logprob_error/{self.logprob_error.of}"] = self.logprob_error
         return {metric: (bound.above, bound.below) for metric, bound in named.items() if bound is not None}

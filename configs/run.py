@@ -174,6 +174,12 @@ class RunConfig(BaseRunConfig, ScoredConfig):
         return self
 
     @model_validator(mode="after")
+    def _guards_see_something(self) -> Self:
+        if self.guards.kl is not None and (why := self.policy.why_no_ref_logprob()):
+            raise ValueError(f"guards.kl would never trip ({why}): set policy.loss.kl_coef, or leave the guard out")
+        return self
+
+    @model_validator(mode="after")
     def _lengths_fit(self) -> Self:
         for reward in self.rewards:
             most = self.rollout.max_new_tokens

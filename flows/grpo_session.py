@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,7 +14,9 @@ from prefect.logging import get_run_logger
 
 from actors.data_plane.meta import KVBatchMeta
 from actors.generation.types import UpdateOptions
+from actors.policy.limits import FLAG
 from actors.preflight import check, prepare_model
+from actors.rollout.ledger import GUARD
 from actors.rollout.samples import Sample, SlowSample, Validation
 from actors.rollout.validation import OWN_SET
 from actors.waiting import ActorGoneError, ActorTimeoutError
@@ -28,7 +31,7 @@ from tasks.audit import audit_run
 from tasks.call import quoted
 from tasks.evaluate import validate
 from tasks.generate import generate, stop_generating
-from tasks.guards import Guards, GuardsState, RollBackError, Trip
+from tasks.guards import GuardError, Guards, GuardsState, RollBackError, Trip
 from tasks.handles import RunActors
 from tasks.launch import launch, planned_actors
 from tasks.logprob import POLICY_LOGPROBS, REFERENCE_LOGPROBS, logprob, ref_logprob
@@ -38,7 +41,7 @@ from tasks.reporting.slowest import SlowestWriter
 from tasks.reporting.summary import SetAccuracy
 from tasks.reporting.text import estimate
 from tasks.rollout import announce, close_ledger, rollout, settle
-from tasks.train import begin_grpo, scale_rate
+from tasks.train import begin_grpo, pass_over, scale_rate
 from tasks.warm_start import begin_warm_start, warm_start
 
 _LAST_WORD_S = 30.0  # for the rollout task to see that generation has ended
@@ -53,6 +56,7 @@ class GrpoStep(Step):
         self._config = run.config
         self.objective, self.limits = run.config.policy.loss.objective, run.config.guards.limits
         self._dropped = ""  # why the step's groups are not trained
+        self._batch: KVBatchMeta | None = None  # to train on
         self._uids: tuple[str, ...] = ()  # of the groups that the step has taken
         self._samples: Sequence[Sample] = ()
         self._slowest: Sequence[SlowSample] = ()
@@ -102,8 +106,12 @@ class GrpoStep(Step):
 
     def submit_train(self, batch: KVBatchMeta) -> None:
         """Optimizer steps on the batch, when the stages before it are done; none, when a guard has tripped."""
+        self._batch = batch
         if not self._dropped:
             super().submit_train(batch)
+            return
+        timeout_s = self._config.deadlines.policy_stage
+        self._futures["train"] = pass_over.submit(self._run.namespace, self.number, timeout_s, self._turn("train"))
 
     def submit_refit(self) -> None:
         """The new weights into the engines, when training is done."""
@@ -116,28 +124,29 @@ class GrpoStep(Step):
         for stage in ("logprob", "ref_logprob"):
             result = dict(self._wait_for(stage) or {})  # None: skipped
             self.metrics |= result | {f"time/{stage}": result.pop("logprob_s", 0.0)}  # most of it ran beside other stages
-        if self._dropped:
-            self.metrics["tokens"] = 0.0
-            return
         super().wait_for_train()
-        self._follow(self._run.guards.see(self.number, self.metrics))
+        if not self._dropped:
+            self._follow(self._run.guards.see(self.number, self.metrics))
 
     def _follow(self, trip: Trip | None) -> None:
         """Do what a guard wants.
 
         Raises:
-            RollBackError: it wants the newest checkpoint.
+            RollBackError: it wants the newest checkpoint. GuardError: the end of the run.
         """
         if trip is None:
             return
         self._run.say(trip.line)
         events.guard_tripped(trip.line)
+        self.metrics[f"{FLAG}{trip.guard}"] = 1.0
+        self._dropped = f"{GUARD}{trip.guard}"
         if trip.action == "roll_back":
             raise RollBackError(trip.line)
-        self._dropped = f"guard/{trip.guard}"
+        if trip.action == "stop":
+            raise GuardError(trip.line)
         if trip.action == "lower_rate":
             rate = self._run.guards.lowered()
-            scale_rate(self._run.namespace, self._config.guards.factor)
+            scale_rate(self._run.namespace, self._config.guards.factor, self._config.deadlines.policy_stage)
             self._run.say(f"the learning rate is {rate:g} times the configured one from now on")
 
     def wait_for_refit(self) -> None:
@@ -160,7 +169,16 @@ class GrpoStep(Step):
         """The groups' rows leave the data plane; groups that were not trained on go back into the ledger."""
         if not self._uids:
             return None
-        return settle.submit(self._run.namespace, self.number, self._uids, self.trained, self._dropped, self._config.deadlines.clear)
+        return settle.submit(self._run.namespace, self.number, self._fates(), self._config.deadlines.clear)
+
+    def _fates(self) -> dict[str, tuple[str, ...]]:
+        if not self._dropped:
+            return {"trained" if self.trained else "released": self._uids}
+        # Of several updates the first ones may have been made.
+        made = int(self.metrics.get("updates", 0)) * len(self._batch) // self._config.policy.updates_per_step if self._batch else 0
+        used = {tag["prompt_uid"] for tag in self._batch.tags[:made]} if self._batch else set()
+        fates = {"trained": [uid for uid in self._uids if uid in used], self._dropped: [uid for uid in self._uids if uid not in used]}
+        return {fate: tuple(uids) for fate, uids in fates.items() if uids}
 
 
 class GrpoState(RunState):
@@ -231,9 +249,9 @@ class GrpoSession(TrainingSession[RunConfig]):
 
     def _take_over(self, state: GrpoState) -> None:
         self._logprob_errors, self._not_scored, self._validations = state.logprob_errors, state.not_scored, state.validations
-        self.guards.state = state.guards
+        self.guards.go_on_from(state.guards)
         if state.guards.rate != 1:
-            scale_rate(self.namespace, state.guards.rate)
+            scale_rate(self.namespace, state.guards.rate, self.config.deadlines.policy_stage)
         self.refit("resume")
 
     @property
@@ -265,6 +283,7 @@ class GrpoSession(TrainingSession[RunConfig]):
     def begin_grpo(self) -> None:
         """A fresh optimizer; the present weights become the reference when the loss has a KL term."""
         begin_grpo(self.namespace, self.config.optimizer, self._has_reference, self.config.deadlines.policy_stage)
+        self.guards.go_on_from(GuardsState())
 
     def validate(self, step: int) -> None:
         """Validation accuracy and reward after `step` steps; the first one is "before"."""
@@ -316,7 +335,8 @@ class GrpoSession(TrainingSession[RunConfig]):
         with self.running(GrpoStep(self, number)) as step:
             yield step
             step.metrics["weight_version"] = self.weight_version
-        if "logprob_error/mean" in step.metrics:  # not every objective reports it
+        # Not every objective reports it, and not every step has a number.
+        if math.isfinite(step.metrics.get("logprob_error/mean", math.nan)):
             self._logprob_errors.append(step.metrics["logprob_error/mean"])
         for name, values in self._not_scored.items():
             values.append(step.metrics.get(f"scoring/{name}", 0.0))

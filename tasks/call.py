@@ -10,7 +10,7 @@ Which stages run again after a failure of the infrastructure (`transient`):
 | validate, validation-loss | yes | they change nothing |
 | clear of an sft step, data-plane metrics | yes | forgetting twice is no error; metrics are read |
 | export-hf | yes | the same files again |
-| train, warm-start | never | a step that was applied but not answered for would be applied twice |
+| train, pass-over, warm-start | never | a step that was applied but not answered for would be applied twice |
 | rollout, and clear of a grpo step | never | the ledger counts each group once |
 | checkpoint, publish-checkpoint, restore | never | a loss ends them: the run goes on from the checkpoint before |
 | batch | never | it draws the next samples: the first draw's would be lost |

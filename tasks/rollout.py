@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from prefect import get_run_logger, task
 from pydantic import BaseModel
@@ -82,19 +82,23 @@ def rollout(namespace: str, step: int, groups: int, rules: AsyncConfig, replaces
 
 
 @task(name="settle", task_run_name="clear-{step}", **STAGE)
-def settle(namespace: str, step: int, uids: Sequence[str], trained: bool, dropped: str, timeout_s: float) -> dict[str, float]:
-    """These groups were trained on, and their rows go; or they were not, and may be claimed again.
+def settle(namespace: str, step: int, fates: Mapping[str, Sequence[str]], timeout_s: float) -> dict[str, float]:
+    """The step's groups were trained on, and their rows go; or they were not, and may be claimed again.
 
     Args:
-        dropped: why they shall not be trained at all; empty: there is no reason.
+        fates: uids by what became of them: trained, released (they may be claimed again), or why they are dropped.
 
     Returns:
         What the data plane did for the run so far.
     """
-    if dropped:
-        ask(namespace, names.LEDGER, _ANSWER_S, LedgerActor.drop, list(uids), dropped)
-    else:
-        ask(namespace, names.LEDGER, _ANSWER_S, LedgerActor.trained if trained else LedgerActor.release, list(uids))
+    for fate, uids in fates.items():
+        match fate:
+            case "trained":
+                ask(namespace, names.LEDGER, _ANSWER_S, LedgerActor.trained, list(uids))
+            case "released":
+                ask(namespace, names.LEDGER, _ANSWER_S, LedgerActor.release, list(uids))
+            case reason:
+                ask(namespace, names.LEDGER, _ANSWER_S, LedgerActor.drop, list(uids), reason)
     return data_plane_metrics(namespace, timeout_s)
 
 

@@ -28,9 +28,21 @@ def train(
     return ask(namespace, names.POLICY, timeout_s * turn.patience, PolicyGroup.train, meta, objective, turn, limits)
 
 
-def scale_rate(namespace: str, factor: float) -> None:
-    """Multiply the learning rate of all further steps by this factor."""
-    ask(namespace, names.POLICY, _ANSWER_S, PolicyGroup.scale_rate, factor)
+@task(name="pass-over", task_run_name="pass-over-{step}", **STAGE)
+@withdrawable
+def pass_over(namespace: str, step: int, timeout_s: float, turn: Turn) -> dict[str, float]:
+    """In place of `train`, when a guard saw before it that the step is not to be trained. Arguments as of `train`."""
+    ask(namespace, names.POLICY, timeout_s * turn.patience, PolicyGroup.pass_over, turn)
+    return {"tokens": 0.0, "updates": 0.0}
+
+
+def scale_rate(namespace: str, factor: float, timeout_s: float) -> None:
+    """Multiply the learning rate of all further steps by this factor.
+
+    Args:
+        timeout_s: of one stage; a refit may be under way.
+    """
+    ask(namespace, names.POLICY, 2 * timeout_s, PolicyGroup.scale_rate, factor)
 
 
 def withdraw(namespace: str, step: int) -> None:

@@ -29,7 +29,7 @@ from actors.generation.weight_sync import WeightSync
 from actors.heap import freeze_heap
 from actors.models.flops import training_flops
 from actors.policy.executors import Request, build_executor
-from actors.policy.limits import Limits
+from actors.policy.limits import FLAG, Limits, tripped
 from actors.policy.turns import Turn, Turns
 from actors.policy.warm_up import warm_up
 from actors.policy.worker_actor import PolicyWorkerActor, free_port
@@ -103,11 +103,13 @@ class PolicyGroup:
 
         Args:
             objective: policy.loss.objective, of rollouts: `updates_per_step` steps, and a new weight version. Or "sft": one step.
-            limits: as of `PolicyWorker.train`. The weight version grows also by a step without an update.
+            limits: as of `PolicyWorker.train`. Beyond one of them neither that update is made nor those after it. The weight version
+                grows all the same.
 
         Returns:
-            Means over them (maxima of `/max` and `gpu_memory/`, sums of `cuda_graph/`), padding_waste (the part of the computed tokens
-            that are no sequence's), tokens, FLOP rate.
+            updates, the number of them that were made; means over those that were computed (maxima of `/max` and `gpu_memory/`, sums of
+            `cuda_graph/` and `guard/`; where one was beyond a limit, its own values of what is limited); padding_waste (the part of the
+            computed tokens that are no sequence's), tokens, FLOP rate.
 
         Raises:
             ValueError: a batch that does not divide. ActorGoneError, ActorTimeoutError: a worker is lost. WithdrawnError: not begun.
@@ -122,14 +124,22 @@ class PolicyGroup:
             self._version += of_rollouts
             seconds = time.monotonic() - started
         metrics = {name: _over_updates(name, [h[name] for h in history]) for name in history[0]}
+        if tripped(history[-1]):  # a mean over updates would not show what was beyond the limit
+            metrics |= {name: history[-1][name] for name in limits or {} if name in metrics}
         flops = training_flops(self._model_path, meta.sequence_lengths)
         return metrics | {
+            "updates": float(sum(not tripped(one) for one in history)),
             "tokens": float(sum(meta.sequence_lengths)),
             "train_s": seconds,
             "tflops": flops / 1e12,
             "tflops_per_worker": flops / seconds / 1e12 / len(self._workers),
             "compiled_graph_active": float(self._executor.compiled),
         }
+
+    def pass_over(self, turn: Turn) -> None:
+        """A step that is not trained at all: the weight version grows, and the weights stay."""
+        with self._in_turn(turn):
+            self._version += 1
 
     def logprob(self, meta: KVBatchMeta, column: str, reference: bool = False, turn: Turn | None = None) -> dict[str, float]:
         """Write the log-probabilities of the current (or reference) weights as `column`. Returns logprob_s, and on CUDA gpu_memory/."""
@@ -269,7 +279,7 @@ class PolicyGroup:
         replicas = zip(*(plan.shards for plan in plans), strict=True)
         requests = [Request("train_steps", (shards, objective, limits)) for shards in replicas]
         updates = zip(*self._execute(requests, stages=len(plans)), strict=True)
-        return [_of_all(list(ranks)) | {"padding_waste": 1 - plan.token_efficiency} for ranks, plan in zip(updates, plans, strict=True)]
+        return [_of_all(list(ranks)) | {"padding_waste": 1 - plan.token_efficiency} for ranks, plan in zip(updates, plans, strict=False)]
 
     def _run(self, method: str, plan: BatchPlan, *arguments: Any, apart: bool = False) -> dict[str, float]:
         requests = [Request(method, (shard, *arguments), apart) for shard in plan.shards]
@@ -316,6 +326,6 @@ def _of_all(ranks: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _over_updates(name: str, values: list[float]) -> float:
-    if name.startswith(("cuda_graph/", "guard/")):
+    if name.startswith(("cuda_graph/", FLAG)):
         return sum(values)
     return max(values) if name.endswith("/max") or name.startswith(_MEMORY) else sum(values) / len(values)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 Limits = Mapping[str, tuple[float | None, float | None]]  # by metric: not above, not below
 NON_FINITE = "non_finite"
+FLAG = "guard/"  # prefix of the metrics that are 1 where a guard tripped, else 0
 
 
 def beyond(metrics: Mapping[str, float], limits: Limits) -> list[str]:
@@ -16,6 +17,11 @@ def beyond(metrics: Mapping[str, float], limits: Limits) -> list[str]:
         if value is not None and not ((above is None or value <= above) and (below is None or value >= below)):
             found.append(guard_of(metric))
     return found
+
+
+def tripped(metrics: Mapping[str, float]) -> list[str]:
+    """The guards whose flag is set."""
+    return [name.removeprefix(FLAG) for name, value in metrics.items() if name.startswith(FLAG) and value > 0]
 
 
 def guard_of(metric: str) -> str:

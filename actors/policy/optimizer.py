@@ -60,6 +60,16 @@ def build_optimizer(
     return optimizer, scheduler
 
 
+def scale_rate(optimizer: MegatronOptimizer, scheduler: OptimizerParamScheduler, factor: float) -> None:
+    """Multiply the rates between which the schedule moves."""
+    scheduler.max_lr *= factor
+    scheduler.min_lr *= factor
+    for group in optimizer.param_groups:
+        for name in ("max_lr", "min_lr"):
+            if group.get(name) is not None:
+                group[name] *= factor
+
+
 def clip_and_step(optimizer: MegatronOptimizer, grad_norm: float | torch.Tensor) -> None:
     """What `optimizer.step()` does after `prepare_grads()` and `get_grad_norm()`, whose result is `grad_norm`."""
     if optimizer.config.clip_grad > 0:

@@ -25,7 +25,7 @@ from actors.policy import device as devices
 from actors.policy.batch import BASE, MicroBatch, build
 from actors.policy.cuda_graphs import capture_stream
 from actors.policy.fetch import ColumnReader
-from actors.policy.limits import NON_FINITE, Limits, beyond, guard_of
+from actors.policy.limits import FLAG, NON_FINITE, Limits, beyond, guard_of, tripped
 from actors.policy.objectives import registry as objectives
 from actors.policy.objectives.base import Objective
 from actors.policy.on_device import on_device
@@ -119,8 +119,13 @@ class PolicyWorker:
         self._reference = [parameter.detach().clone() for parameter in self._bare.parameters()]
 
     def train_steps(self, plans: Sequence[ShardPlan], objective: str, limits: Limits | None = None) -> list[dict[str, float]]:
-        """`train` on one plan after the other, up to the first that fails: the worker does not wait for the group between two."""
-        return [self.train(plan, objective, limits) for plan in plans]
+        """`train` on one plan after the other, up to the first that fails or is beyond a limit. No waiting for the group between two."""
+        history: list[dict[str, float]] = []
+        for plan in plans:
+            history.append(self.train(plan, objective, limits))
+            if tripped(history[-1]):
+                break
+        return history
 
     @on_device
     def train(self, plan: ShardPlan, objective: str, limits: Limits | None = None) -> dict[str, float]:
@@ -148,27 +153,24 @@ class PolicyWorker:
         norm = self._optimizer.get_grad_norm()
         grad_norm = float(norm)
         metrics = self._objectives[objective].metrics(totals) | {"grad_norm": grad_norm}
-        tripped = beyond(metrics, limits or {})
+        guards = beyond(metrics, limits or {})
         if not (math.isfinite(totals["loss"]) and math.isfinite(grad_norm)):
             if limits is None:
                 raise FloatingPointError(f"train ({objective}): loss {totals['loss']}, gradient norm {grad_norm}; no update was made")
-            tripped = [NON_FINITE]
-        if not tripped:
+            guards = [NON_FINITE]
+        if not guards:
             self._scheduler.step(1)
             clip_and_step(self._optimizer, norm)
         metrics["lr"] = float(self._optimizer.param_groups[0]["lr"])
         if limits is not None:
-            metrics |= {f"guard/{name}": float(name in tripped) for name in (NON_FINITE, *map(guard_of, limits))}
+            metrics |= {f"{FLAG}{name}": float(name in guards) for name in (NON_FINITE, *map(guard_of, limits))}
         return metrics | self._passes.counts() | devices.peak_memory(self._device, "train")
 
     def scale_rate(self, factor: float) -> None:
         """Multiply the learning rate of all further steps by this factor."""
-        self._scheduler.max_lr *= factor
-        self._scheduler.min_lr *= factor
-        for group in self._optimizer.param_groups:
-            for name in ("max_lr", "min_lr"):
-                if group.get(name) is not None:
-                    group[name] *= factor
+        from actors.policy.optimizer import scale_rate
+
+        scale_rate(self._optimizer, self._scheduler, factor)
 
     @on_device
     def evaluate(self, plan: ShardPlan) -> dict[str, float]:

@@ -37,6 +37,7 @@ from actors.rollout.ledger_types import Claim, GroupStateError, SamplerError
 from actors.rollout.staleness import Admission, BufferState, Group, GroupState, Refusal, StalenessSampler
 from actors.rollout.transitions import Admitted, Announced, Cancelled, Claimed, Committed, Ended, Reissued, Released, Transition
 
+GUARD = "guard/"  # prefix of the reason for which a step that was skipped drops its groups
 _GROUPS = TypeAdapter(list[Group])
 
 
@@ -65,7 +66,7 @@ class Ledger:
         self._sampler, self._capacity, self._max_in_flight = sampler, capacity, max_in_flight
         self._version, self._clear, self._clock, self._journal = version, clear, clock, journal
         self._groups: dict[str, Group] = {}
-        self._trained_now = 0  # groups claimed at the present version and trained
+        self._trained_now = 0  # groups claimed at the present version whose step is done
         self._counts: Counter[str] = Counter()
         self._ages: Counter[int] = Counter()
         self._last_commit = clock()
@@ -197,6 +198,8 @@ class Ledger:
 
     def drop(self, uids: Iterable[str], reason: str) -> None:
         """Remove committed or claimed groups, for example those without reward variance; others are admitted in their place.
+
+        Not in the place of claimed groups that a guard has dropped (reason GUARD/NAME): their step is over.
 
         Raises:
             GroupStateError: in flight, or not held; nothing changes then.
@@ -363,7 +366,8 @@ class Ledger:
             case Ended(uid, how):
                 group = self._groups.pop(uid)
                 self._counts[how] += 1
-                self._trained_now += how == "trained" and group.claimed_version == self._version
+                done = how == "trained" or how.startswith(f"dropped/{GUARD}")
+                self._trained_now += done and group.claimed_version == self._version
             case Announced(version):
                 self._version, self._trained_now = version, 0
 

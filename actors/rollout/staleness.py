@@ -73,7 +73,7 @@ class BufferState:
 
     Attributes:
         version: the weight version being trained. groups: all that the buffer holds, in order of admission.
-        trained: groups claimed at this version whose training is done (they are in `groups` no more).
+        trained: groups claimed at this version whose step is done (they are in `groups` no more).
     """
 
     version: int

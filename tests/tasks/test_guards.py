@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from actors.policy.limits import beyond, guard_of
 from configs.base import ConfigError
 from configs.guards import GuardsConfig
 from configs.loader import load
-from tasks.guards import GuardError, Guards, GuardsState
+from tasks.guards import Guards, GuardsState
 
 
 def guards(**fields: object) -> Guards:
@@ -43,14 +44,32 @@ def test_too_many_in_a_row_end_the_run_and_a_good_step_between_them_does_not() -
     found, bad = guards(in_a_row=3), {"guard/non_finite": 1.0}
     for metrics in (bad, bad, {"guard/non_finite": 0.0}, bad, bad):
         found.see(1, metrics)
-    with pytest.raises(GuardError, match=r"guard non_finite: step 9: .*as in the 2 steps before \(guards.in_a_row = 3\)"):
-        found.see(9, bad)
+    trip = found.see(9, bad)
+    assert trip is not None
+    assert trip.action == "stop"
+    assert re.match(r"guard non_finite: step 9: .*as in the 2 steps before \(guards.in_a_row = 3\)", trip.line)
     assert found.state.tripped == {"non_finite": 5}
 
 
 def test_stop() -> None:
-    with pytest.raises(GuardError, match=r"guard grad_norm: step 2: grad_norm 900; .*guards.grad_norm.action is stop"):
-        guards(grad_norm={"above": 10, "action": "stop"}).see(2, {"guard/grad_norm": 1.0, "grad_norm": 900.0})
+    trip = guards(grad_norm={"above": 10, "action": "stop"}).see(2, {"guard/grad_norm": 1.0, "grad_norm": 900.0})
+    assert trip is not None
+    assert trip.action == "stop"
+    assert re.match(r"guard grad_norm: step 2: grad_norm 900; .*guards.grad_norm.action is stop", trip.line)
+
+
+def test_a_step_that_made_the_run_go_back_is_skipped_when_it_comes_again() -> None:
+    found, bad = guards(entropy={"below": 0.1, "action": "roll_back"}), {"guard/entropy": 1.0, "entropy": 0.01}
+    at_the_checkpoint = found.state
+    actions = []
+    for step in (5, 5, 6):
+        trip = found.see(step, bad)
+        assert trip is not None
+        actions.append(trip.action)
+        if trip.action == "roll_back":
+            found.go_on_from(at_the_checkpoint)
+    assert actions == ["roll_back", "skip", "roll_back"]
+    assert (found.state.skipped, found.state.tripped) == (0, {"entropy": 3})
 
 
 def test_a_reward_that_jumps_is_no_part_of_what_comes_after() -> None:
@@ -87,6 +106,7 @@ def test_the_rate_falls_by_the_factor() -> None:
         ("guards.kl={above: 1, below: 0}", "set one of `above` and `below`"),
         ("guards.non_finite.action=ignore", "guards.non_finite.action"),
         ("guards.k1={above: 1}", "did you mean 'kl'"),
+        ("guards.logprob_error={above: 1, of: median}", "guards.logprob_error.of"),
     ],
 )
 def test_nonsense_is_refused(override: str, message: str) -> None:
@@ -94,6 +114,12 @@ def test_nonsense_is_refused(override: str, message: str) -> None:
         load("arithmetic-cpu", [override])
 
 
+def test_a_guard_that_could_never_trip_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"guards\.kl would never trip"):
+        load("arithmetic-cpu", ["guards.kl={above: 1}", "policy.loss.kl_coef=0"])
+
+
 def test_limits_go_by_the_trainer_s_metrics() -> None:
     config = GuardsConfig.model_validate({"logprob_error": {"above": 0.05}, "entropy": {"below": 0.01}})
     assert config.limits == {"logprob_error/mean": (0.05, None), "entropy": (None, 0.01)}
+    assert GuardsConfig.model_validate({"logprob_error": {"above": 9, "of": "max"}}).limits == {"logprob_error/max": (9, None)}

@@ -24,7 +24,7 @@ AGAIN = {
 }  # fmt: skip
 ONCE = {
     "settle", "train", "warm-start", "rollout", "batch", "launch", "begin-grpo", "begin-warm-start", "checkpoint", "publish-checkpoint",
-    "restore",
+    "restore", "pass-over",
 }  # fmt: skip
 
 

@@ -96,6 +96,8 @@ def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[
                 random_state = torch.get_rng_state()
                 worker.warm_up(plan, "sft")
                 assert torch.equal(random_state, torch.get_rng_state())
+            case "lower":
+                worker.scale_rate(0.5)
             case "reset":
                 worker.reset_optimizer(OptimizerConfig(lr=5e-3, warmup_steps=3))
             case "clear":

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.data_plane.meta import KVBatchMeta
-from actors.rollout.ledger import Ledger
+from actors.rollout.ledger import GUARD, Ledger
 from actors.rollout.ledger_types import GroupStateError, SamplerError
 from actors.rollout.staleness import Admission, BufferState, Group, Refusal, build
 from actors.rollout.transitions import Admitted, Announced, Ended
@@ -67,6 +67,22 @@ def test_dynamic_sampling_fills_the_step_again() -> None:
         buffer.trained([first.uids[2], *second.uids])
         metrics = buffer.metrics()
         assert (metrics["replay/trained"], metrics["replay/dropped/zero_variance"], metrics["replay/admitted"]) == (3, 2, 5)
+
+
+def test_no_group_is_admitted_in_place_of_one_that_a_guard_has_dropped() -> None:
+    """Its step is over; a synchronous run would draw prompts for nobody."""
+    for sampler in ("ready_first", "weight_fifo", "in_order"):
+        buffer = make(sampler, age=0, step=2)
+        for uid in "ab":
+            land(buffer, uid)
+        claim = buffer.claim(2)
+        assert claim is not None
+        buffer.trained(claim.uids[:1])
+        buffer.drop(claim.uids[1:], f"{GUARD}kl")
+        assert isinstance(buffer.reserve("early", ROWS), Refusal)
+        buffer.set_version(1)
+        assert isinstance(buffer.reserve("next", ROWS), Admitted)
+        assert buffer.metrics()["replay/dropped/guard/kl"] == 1
 
 
 @given(sampler=st.sampled_from(["weight_fifo", "in_order"]), age=st.integers(0, 3), step=st.integers(1, 4), seed=st.integers(0, 2**20))
