@@ -135,7 +135,6 @@ def test_a_workers_error_comes_through_as_it_was_and_the_next_call_works(make: A
         assert run(owner, Request("add", (1,)), Request("add", (1,))) == [[1], [2]]
 
 
-@pytest.mark.parametrize(("replicas", "ranks"), [(1, 2), (2, 1)])
 def test_a_replica_that_fails_alone_leaves_the_graphs_to_the_next_try(make: Any) -> None:
     """The other works on for longer than what is granted where replicas wait for each other."""
     owner, _ = make(2, 1)
@@ -144,6 +143,7 @@ def test_a_replica_that_fails_alone_leaves_the_graphs_to_the_next_try(make: Any)
     assert run(owner, *[Request("add", (10,), apart=True)] * 2) == [[10], [11]]
 
 
+@pytest.mark.parametrize(("replicas", "ranks"), [(1, 2), (2, 1)])
 def test_a_death_in_a_call_is_named_and_the_others_live(make: Any, replicas: int, ranks: int) -> None:
     mortal = ray.remote(num_cpus=0)(Toy).remote(1)
     ray.get(mortal.ping.remote(), timeout=WAIT_S)
