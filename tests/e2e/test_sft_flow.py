@@ -1,8 +1,9 @@
-"""The `sft` flow on real parts: losses against transformers', packed against padded, checkpoints, links, early stop."""
+"""The `sft` flow on real parts: losses against transformers', packed against padded, checkpoints, early stop, an end that was asked for."""
 
 from __future__ import annotations
 
 import json
+import signal
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,11 +23,13 @@ from actors.checkpoints.store import CheckpointStore
 from configs.loader import load
 from configs.sft import SftConfig
 from flows.sft import sft
+from flows.sft_session import SftStep
 from tasks.reporting.jsonl import read_lines
 from tasks.reporting.metrics import by_step, series
 from tasks.reporting.summary import Summary
 from tests.e2e.commands import await_none, start_command
 from tests.e2e.conftest import Run
+from tests.e2e.test_resume import numbers
 from tests.patience import WAIT_S
 
 pytestmark = pytest.mark.slow
@@ -174,6 +177,33 @@ def test_packed_and_padded_give_the_same_losses(packed: Run, padded: Command) ->
 
 def test_only_the_newest_and_the_best_checkpoint_stay(packed: Run) -> None:
     assert steps_saved(packed) == [9, 15]
+
+
+def test_a_run_that_was_asked_to_end_goes_on_as_if_it_had_not(
+    packed: Run, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in step 7, between validations; the resumed run also ends early, after the same step."""
+    original = SftStep.wait_for_batch
+
+    def interrupted(self: SftStep) -> Any:
+        if self.number == 7:
+            signal.raise_signal(signal.SIGINT)
+        return original(self)
+
+    overrides = [*SMALL, *files(data, "jsonl"), *PACKED, f"output_dir={tmp_path}"]
+    with monkeypatch.context() as patch:
+        patch.setattr(SftStep, "wait_for_batch", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sft(recipe="sft-cpu", overrides=overrides)
+    (directory,) = [path for path in tmp_path.iterdir() if not path.is_symlink()]
+    assert CheckpointStore(str(directory / "checkpoints"), tmp_path).steps() == [6, 7]
+    AutoModelForCausalLM.from_pretrained(directory / "hf")
+
+    sft(recipe="sft-cpu", overrides=[*overrides, f"resume={directory}"])
+    assert numbers(directory) == numbers(packed.directory)
+    ours, whole = (Summary.read(one / "summary.json") for one in (directory, packed.directory))
+    assert (ours.steps, ours.stopped_because, ours.best_step) == (whole.steps, whole.stopped_because, whole.best_step)
+    assert (directory / "hf" / "model.safetensors").read_bytes() == (packed.directory / "hf" / "model.safetensors").read_bytes()
 
 
 def test_task_runs_and_artifacts(packed: Run) -> None:
