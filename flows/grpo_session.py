@@ -284,6 +284,10 @@ class GrpoSession(TrainingSession[RunConfig]):
         """A fresh optimizer; the present weights become the reference when the loss has a KL term."""
         begin_grpo(self.namespace, self.config.optimizer, self._has_reference, self.config.deadlines.policy_stage)
         self.guards.go_on_from(GuardsState())
+        # When the run begins again: its steps so far are void, and engines that stood through the loss may have later weights.
+        self._logprob_errors, self._not_scored, self._validations = [], {"timed_out": [], "failed": []}, {}
+        if self._losses:
+            self.refit("begin-again")
 
     def validate(self, step: int) -> None:
         """Validation accuracy and reward after `step` steps; the first one is "before"."""

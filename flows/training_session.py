@@ -132,7 +132,7 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         """Go on where the newest checkpoint was taken. False: there is none, and the run begins."""
         manifest = self.saving.goes_on_from
         if manifest is None or self._root is None:
-            self.first_step, self._tokens, self._steps_done = 1, 0.0, 0
+            self.first_step, self.weight_version, self._tokens, self._steps_done = 1, 0, 0.0, 0
             return False
         with self.progress.phase(f"going on after step {manifest.step}"), self.time("restore"):
             state = self.saving.restore(self.namespace, self._root, self._optimizer, self.state_type)
