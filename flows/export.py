@@ -62,7 +62,9 @@ def export(run: RunDirectory, at: int | None, best: bool, target: Path) -> Manif
 def _write(config: RunConfig | SftConfig, model_path: str, state: Path, scratch: Path, target: Path) -> None:
     from actors.policy.worker import PolicyWorker  # Megatron: not for those who only ask for help
 
-    policy = config.policy.model_copy(update={"device": "cpu", "parallel": ParallelConfig(), "cuda_graph": CudaGraphConfig()})
+    optimizer = config.policy.optimizer.model_copy(update={"decay_style": "constant", "warmup_steps": 0})  # it makes no step
+    here = {"device": "cpu", "parallel": ParallelConfig(), "cuda_graph": CudaGraphConfig(), "optimizer": optimizer}
+    policy = config.policy.model_copy(update=here)
     worker = PolicyWorker(policy, model_path, 0, f"file://{scratch}/rendezvous", MemoryPlane(), config.seed, 1.0)
     worker.setup()
     try:
