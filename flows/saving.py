@@ -90,7 +90,7 @@ class Saving:
         """
         self.wait()
         config, step = self._config, state.step
-        if with_reference and not any(not name.startswith(JOURNAL) for name in self._shared):
+        if with_reference and all(name.startswith(JOURNAL) for name in self._shared):
             self._keep_reference(namespace)
         draft = self.store.draft(step)
         cut = checkpoint(namespace, step, draft.directory, quoted(self.store), self._journal_since, config.checkpoint.timeout_s)
@@ -201,7 +201,7 @@ class Saving:
         else:
             self._shared = {}
             for name in manifest.shared:
-                self._shared |= self.store.keep_file(name, (root / name).read_bytes())
+                self._shared |= self.store.keep_copy(root / name, name)
         return found
 
     def _read_state[S: RunState](self, path: Path, state: type[S]) -> S:

@@ -187,15 +187,9 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
     def export(self) -> None:
         """The trained policy as a Hugging Face directory: the last weights, and beside them the best, where those are others."""
         with self.time("export"), self.progress.phase("writing the trained model"):
-            self._write_last(self.directory.hf)
-            self._write_best(self.directory.hf_best)
-
-    def _write_last(self, path: Path) -> None:
-        export_hf(self.namespace, str(path), self.config.deadlines.policy_stage)
-
-    def _write_best(self, path: Path) -> None:
-        if self._load_best():
-            export_hf(self.namespace, str(path), self.config.deadlines.policy_stage)
+            export_hf(self.namespace, str(self.directory.hf), self.config.deadlines.policy_stage)
+            if self._load_best():
+                export_hf(self.namespace, str(self.directory.hf_best), self.config.deadlines.policy_stage)
 
     def _load_best(self) -> bool:
         """The weights become those of the best checkpoint. False: they are, or none was validated."""

@@ -92,6 +92,10 @@ class CheckpointStore:
         self._folder.replace(name, content)
         return {name: Content.of(content)}
 
+    def keep_copy(self, source: Path, name: str) -> dict[str, Content]:
+        """As `keep_file`, of a local file, which may be large."""
+        return {name: self._folder.put(source, name)}
+
     def publish(self, draft: Draft, manifest: Manifest, rules: CheckpointConfig) -> Manifest:
         """Make the draft a checkpoint, and remove those that need not stay.
 
