@@ -15,26 +15,26 @@ from prefect.events import AutomationCore, EventTrigger, Posture, ResourceSpecif
 from prefect.events.actions import ChangeFlowRunState
 
 NAME = "resume crashed runs"
-_TAGS = ["prefect.tag.grpo"]  # of deployments whose runs go on where they were
+_TAGS = ["prefect.tag.grpo", "prefect.tag.sft"]  # of deployments whose runs go on where they were
+
+
+RESUME_CRASHED = AutomationCore(
+    name=NAME,
+    description="A run that trains and whose process died starts again, and goes on from its newest checkpoint (docs/reliability.md).",
+    trigger=EventTrigger(
+        expect={"prefect.flow-run.Crashed"},
+        match=ResourceSpecification.model_validate({"prefect.resource.id": "prefect.flow-run.*"}),
+        match_related=ResourceSpecification.model_validate({"prefect.resource.role": "tag", "prefect.resource.id": _TAGS}),
+        for_each={"prefect.resource.id"},
+        posture=Posture.Reactive,
+        threshold=1,
+        within=timedelta(0),
+    ),
+    actions=[ChangeFlowRunState(state=StateType.SCHEDULED, name="AwaitingRetry", message="It crashed, and goes on.")],
+)
 
 
 def install(client: SyncPrefectClient) -> None:
     """Create it, unless there is one of its name: what a person has changed or turned off stays so."""
-    if client.read_automations_by_name(NAME):
-        return
-    client.create_automation(
-        AutomationCore(
-            name=NAME,
-            description="A grpo run whose process died starts again, and goes on from its newest checkpoint (docs/reliability.md).",
-            trigger=EventTrigger(
-                expect={"prefect.flow-run.Crashed"},
-                match=ResourceSpecification.model_validate({"prefect.resource.id": "prefect.flow-run.*"}),
-                match_related=ResourceSpecification.model_validate({"prefect.resource.role": "tag", "prefect.resource.id": _TAGS}),
-                for_each={"prefect.resource.id"},
-                posture=Posture.Reactive,
-                threshold=1,
-                within=timedelta(0),
-            ),
-            actions=[ChangeFlowRunState(state=StateType.SCHEDULED, name="AwaitingRetry", message="It crashed, and goes on.")],
-        )
-    )
+    if not client.read_automations_by_name(NAME):
+        client.create_automation(RESUME_CRASHED)

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -232,11 +233,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=None, help="of each run (default: two for each of its kills)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mode", choices=["sync", "async", "both"], default="both")
+    parser.add_argument(
+        "--keep", type=Path, help="an empty folder for the runs' directories and logs, which stay (default: a temporary one)"
+    )
     options = parser.parse_args(arguments)
     modes = ["sync", "async"] if options.mode == "both" else [options.mode]
     steps = options.steps or 2 * (options.kills // len(modes)) + 2
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="grpo-chaos-") as home:
+    with tempfile.TemporaryDirectory(prefix="grpo-chaos-") if options.keep is None else nullcontext(options.keep.absolute()) as home:
         outcomes = chaos(modes, options.kills, steps, options.seed, Path(home))
     print(table(outcomes))
     facts: dict[str, Any] = {}

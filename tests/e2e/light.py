@@ -15,7 +15,7 @@ def count(number: int, traces: str) -> tuple[int, int]:
     """Returns the number and the process's id. 7 fails once 8 is at work, which then works until it is interrupted."""
     trace = Path(traces)
     if number == 7:
-        while not (trace / "8").exists():
+        while not (trace / "still").exists():
             time.sleep(0.05)
         raise ValueError("seven")
     (trace / str(number)).touch()

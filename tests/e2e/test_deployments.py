@@ -27,6 +27,7 @@ from prefect.flows import Flow
 
 from flows.grpo import grpo
 from flows.sft import sft
+from tasks.reporting.jsonl import read_lines
 from tests.conftest import ROOT
 from tests.e2e.commands import has_trained
 from tests.e2e.conftest import DEPLOYMENT
@@ -154,6 +155,10 @@ def test_a_parameter_of_the_wrong_type_is_refused_at_once(deployed: Deployed) ->
         deployed.begin("sft/default", steps="many")
 
 
+def steps_done(directory: Path) -> list[int]:
+    return sorted({row["step"] for row in read_lines(directory / "metrics.jsonl")})
+
+
 def begin_training(deployed: Deployed, begun: Callable[[Path], object]) -> tuple[FlowRun, list[str]]:
     """A run of many steps that has begun; and its actors' processes."""
     output = Path(deployed.output) / os.urandom(4).hex()
@@ -191,13 +196,28 @@ def test_cancelling_ends_the_actors_and_nothing_else(deployed: Deployed) -> None
     assert all(part.alive() for part in parts.values())
 
 
-def test_a_killed_flow_is_crashed_and_its_actors_end(deployed: Deployed) -> None:
-    run, during = begin_training(deployed, has_trained)
+def went_on(deployed: Deployed, run: FlowRun, pid: int) -> bool:
+    """Whether another process does the run now."""
+    with deployed.client() as client:
+        now = client.read_flow_run(run.id)
+    return now.run_count == 2 and now.state_name == "Running" and now.infrastructure_pid not in (None, str(pid))
+
+
+def test_a_killed_flow_goes_on_from_its_checkpoint_and_its_actors_end(deployed: Deployed) -> None:
+    found: list[Path] = []
+    run, during = begin_training(deployed, lambda output: found.extend(output.glob("*/checkpoints/*.json")) or found)
     assert during
-    os.kill(deployed.pid(run), signal.SIGKILL)
-    await_true("Crashed", lambda: deployed.state(run)[0] == "CRASHED", RELEASE_S)
+    pid, directory = deployed.pid(run), found[0].resolve().parent.parent
+    before = len(steps_done(directory))
+    os.kill(pid, signal.SIGKILL)
     await_true("the actors' end", lambda: not deployed.actor_processes(), RELEASE_S)
     assert deployed.actors() == []
+    await_true("another process", lambda: went_on(deployed, run, pid), WAIT_S)
+    await_true("more steps", lambda: len(steps_done(directory)) > before + 20, WAIT_S)
+    assert (steps := steps_done(directory)) == list(range(len(steps)))
+    assert {path.name for path in directory.parent.iterdir()} == {directory.name, "latest"}
+    deployed.cancel(run)
+    await_true("Cancelled", lambda: deployed.state(run)[0] == "CANCELLED", RELEASE_S)
 
 
 def test_a_killed_worker_is_named_and_its_run_does_not_hold_the_pool(deployed: Deployed) -> None:
@@ -209,7 +229,9 @@ def test_a_killed_worker_is_named_and_its_run_does_not_hold_the_pool(deployed: D
     printed = deployed.up()
     assert "worker: had ended by itself" in printed
     assert gone(pid)
-    assert deployed.state(run)[0] == "CRASHED"
+    await_true("another process", lambda: went_on(deployed, run, pid), WAIT_S)
+    deployed.cancel(run)
+    await_true("Cancelled", lambda: deployed.state(run)[0] == "CANCELLED", RELEASE_S)
     await_true("the actors' end", lambda: not deployed.actor_processes(), RELEASE_S)
     after = deployed.record.parts
     assert (after["server"], after["ray"]) == (before["server"], before["ray"])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from prefect.cli.deploy._models import PrefectYamlModel
+from prefect.events import AutomationCore
 from prefect.flows import Flow, load_flow_from_entrypoint
 from prefect.workers.process import ProcessWorker
 
@@ -16,6 +17,7 @@ from configs.loader import load
 from flows.evaluate_session import EvaluateSession
 from flows.grpo_session import GrpoSession
 from flows.night import Night
+from flows.service.automations import RESUME_CRASHED
 from flows.sft_session import SftSession
 from tests.conftest import ROOT
 
@@ -58,6 +60,13 @@ def test_the_recipe_exists(deployment: dict[str, Any]) -> None:
     config_type = CONFIGS.get(deployment["entrypoint"].partition(":")[2])
     if config_type is not None:
         load(deployment["parameters"]["recipe"], deployment["parameters"]["overrides"], config_type)
+
+
+def test_the_automation_of_the_docs_is_the_one_that_make_up_installs() -> None:
+    written = yaml.safe_load((ROOT / "docs" / "automations" / "resume-crashed.yaml").read_text())
+    assert AutomationCore.model_validate(written) == RESUME_CRASHED
+    tags = {tag for name, one in zip(NAMES, DEPLOYMENTS, strict=True) if name.startswith(("grpo/", "sft/")) for tag in one["tags"]}
+    assert {"grpo", "sft"} <= tags
 
 
 def test_no_place_on_any_machine_is_named() -> None:
