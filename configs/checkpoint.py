@@ -26,7 +26,9 @@ class CheckpointConfig(StrictModel):
 class RecoveryConfig(StrictModel):
     """What dies comes back: the run goes on from its newest checkpoint."""
 
-    reruns: NonNegativeInt = Field(5, description="How often a flow run whose process died may be started again.")
+    reruns: NonNegativeInt = Field(
+        5, description="Deaths of the flow's process in a row, without a new checkpoint between them, that a run survives."
+    )
     restarts: NonNegativeInt = Field(3, description="Losses in a row, without a new checkpoint between them, that a run survives.")
 
 

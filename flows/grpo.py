@@ -43,7 +43,7 @@ def grpo(recipe: str = "arithmetic-cpu", overrides: list[str] | None = None, ste
                             improve_policy(run, stage)
                         run.validate_now_and_then(step)
                         run.save_now_and_then(step)
-        run.export()
+                run.export()
     return run.summary()
 
 

@@ -26,12 +26,19 @@ _MARK = "run.json"
 
 
 class Mark(BaseModel):
-    """run.json: which flow run a directory belongs to, and where its checkpoints are."""
+    """run.json: which flow run a directory belongs to, and where its checkpoints are.
+
+    Attributes:
+        step: of the checkpoint that the last start went on from; None: it began.
+        starts: of the flow run from that checkpoint: more than one when its process died before the next.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     flow_run: str
     checkpoints: str
+    step: int | None = None
+    starts: int = 1
 
     def write(self, directory: RunDirectory) -> None:
         """Into the run's directory."""
@@ -51,12 +58,23 @@ class Origin:
     """Where a run goes on.
 
     Attributes:
+        manifest: of the checkpoint; None: the try before died without one, and the run begins again in its directory.
         directory: of the run before, to go on in; None: a new one.
     """
 
     store: CheckpointStore
-    manifest: Manifest
+    manifest: Manifest | None
     directory: RunDirectory | None
+
+    @property
+    def step(self) -> int | None:
+        """Of the checkpoint."""
+        return self.manifest.step if self.manifest else None
+
+    def starts(self, flow_run: str) -> int:
+        """How often the flow run has started from here, this time included."""
+        before = Mark.read(self.directory.root) if self.directory else None
+        return before.starts + 1 if before and (before.flow_run, before.step) == (flow_run, self.step) else 1
 
 
 def origin_of(config: BaseRunConfig, flow_run: str, scratch: Path) -> Origin | None:
@@ -72,38 +90,54 @@ def origin_of(config: BaseRunConfig, flow_run: str, scratch: Path) -> Origin | N
     if config.resume == "never":
         return None
     # Also of a run that names where it began: a second try of it goes on from its own checkpoints.
-    found = _own_try_before(config, flow_run, scratch)
-    if found is None and config.resume != "auto":
-        found = _named(config.resume.removeprefix("fork:"), scratch, config.checkpoint.timeout_s)
-        if config.resume.startswith("fork:"):
-            found = replace(found, directory=None)
+    own = _own_try_before(config, flow_run, scratch)
+    if own is not None and own.manifest is not None:
+        return _checked(own, config)
+    found = _elsewhere(config, scratch)
     if found is None:
+        return own
+    return _checked(replace(found, directory=own.directory) if own else found, config)
+
+
+def _own_try_before(config: BaseRunConfig, flow_run: str, scratch: Path) -> Origin | None:
+    """The directory of the same flow run with the newest checkpoint, or with none."""
+    found: Origin | None = None
+    for root in sorted(Path(config.output_dir).resolve().glob("*")):
+        mark = Mark.read(root)
+        if mark is None or mark.flow_run != flow_run or root.is_symlink():
+            continue
+        store = CheckpointStore(mark.checkpoints, scratch, config.checkpoint.timeout_s)
+        one = Origin(store, store.newest(), RunDirectory(root))
+        if found is None or (one.step is not None and (found.step is None or one.step >= found.step)):
+            found = one
+    return found
+
+
+def _elsewhere(config: BaseRunConfig, scratch: Path) -> Origin | None:
+    """What `resume` names, or `checkpoint.url` holds."""
+    if config.resume != "auto":
+        found = _named(config.resume.removeprefix("fork:"), scratch, config.checkpoint.timeout_s)
+        return replace(found, directory=None) if config.resume.startswith("fork:") else found
+    if config.checkpoint.url is None:
         return None
-    manifest = found.manifest
-    if manifest.flow != config.flow:
-        raise ConfigError(f"resume: {found.store.url} holds checkpoints of the flow {manifest.flow!r}, this is {config.flow!r}")
+    store = CheckpointStore(config.checkpoint.url, scratch, config.checkpoint.timeout_s)
+    newest = store.newest()
+    return Origin(store, newest, None) if newest else None
+
+
+def _checked(found: Origin, config: BaseRunConfig) -> Origin:
+    """The origin, when its run was of the same flow with the same settings."""
+    assert found.manifest is not None
+    if found.manifest.flow != config.flow:
+        raise ConfigError(f"resume: {found.store.url} holds checkpoints of the flow {found.manifest.flow!r}, this is {config.flow!r}")
     if config.resume.startswith("fork:"):
         return found
-    if changed := differences(manifest.config, config.model_dump(mode="json")):
+    if changed := differences(found.manifest.config, config.model_dump(mode="json")):
         raise ConfigError(
             f"resume: the run before had other settings ({'; '.join(changed[:5])}): keep them, start a new run (resume=never), "
             "or let a child run go its own way (python -m flows.fork)"
         )
     return found
-
-
-def _own_try_before(config: BaseRunConfig, flow_run: str, scratch: Path) -> Origin | None:
-    for root in sorted(Path(config.output_dir).resolve().glob("*")):
-        mark = Mark.read(root)
-        if mark is not None and mark.flow_run == flow_run and not root.is_symlink():
-            store = CheckpointStore(mark.checkpoints, scratch, config.checkpoint.timeout_s)
-            newest = store.newest()
-            return Origin(store, newest, RunDirectory(root)) if newest else None
-    if config.checkpoint.url is None or config.resume != "auto":
-        return None
-    store = CheckpointStore(config.checkpoint.url, scratch, config.checkpoint.timeout_s)
-    newest = store.newest()
-    return Origin(store, newest, None) if newest else None
 
 
 def _named(where: str, scratch: Path, timeout_s: float) -> Origin:

@@ -131,6 +131,7 @@ class Saving:
     def _keep_reference(self, namespace: str) -> None:
         """The reference weights are files of every checkpoint from now on; they are written once."""
         directory = self._directory.root / ".reference"
+        shutil.rmtree(directory, ignore_errors=True)  # of a process that was killed
         keep_reference(namespace, directory, self._config.checkpoint.timeout_s)
         self._shared |= self.store.keep(directory, _digest(directory))
         shutil.rmtree(directory)
@@ -170,7 +171,9 @@ class Saving:
         """The run's own files are what they were at the checkpoint; without one, they are gone."""
         if root is not None and self.goes_on_from is not None and not self._directory.journal.exists():
             segments = sorted(name for name in self.goes_on_from.shared if name.startswith(JOURNAL))
-            self._directory.journal.write_bytes(b"".join((root / name).read_bytes() for name in segments))
+            fresh = self._directory.journal.with_name(".journal")
+            fresh.write_bytes(b"".join((root / name).read_bytes() for name in segments))
+            fresh.replace(self._directory.journal)
         for name in _LINES:
             target = self._directory.root / name
             source = None if root is None or self.goes_on_from is None else root / self.goes_on_from.folder / "run" / name

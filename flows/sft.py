@@ -39,7 +39,7 @@ def sft(recipe: str = "sft-cpu", overrides: list[str] | None = None, steps: Step
                             learn(run, stage)
                         run.validate_now_and_then(step)
                         run.save_now_and_then(step)
-        run.export()
+                run.export()
     return run.summary()
 
 

@@ -146,6 +146,7 @@ class SftSession(TrainingSession[SftConfig]):
 
     def export(self) -> None:
         """The best checkpoint as a Hugging Face directory: the last weights, where none was validated."""
+        self.saving.wait()
         with self.time("export"), self.progress.phase("writing the trained model"):
             self._load_best()
             export_hf(self.namespace, str(self.directory.hf), self.config.deadlines.policy_stage)

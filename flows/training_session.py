@@ -26,7 +26,7 @@ from actors.storage import Folder
 from actors.waiting import ActorGoneError, ActorTimeoutError
 from configs.policy import OptimizerConfig
 from configs.run import BaseRunConfig
-from flows.resume import Mark, origin_of
+from flows.resume import Mark, Origin, origin_of
 from flows.saving import RunState, Saving
 from flows.session import Prepared, Session
 from flows.stopping import Stopping
@@ -100,21 +100,42 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
     # ---- start ----
 
     def _choose_directory(self) -> RunDirectory:
-        if (count := runtime.flow_run.run_count) > 1 + self.config.recovery.reruns:
-            raise TooManyRerunsError(
-                f"this flow run was started {count} times (recovery.reruns = {self.config.recovery.reruns}): it ends here"
-            )
         scratch = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="grpo-checkpoints-")))
         origin = origin_of(self.config, self.flow_run, scratch)
+        starts = self._count_starts(origin)
         directory = origin.directory if origin and origin.directory else super()._choose_directory()
         self.saving = Saving(self.config, directory, self.flow_run, origin)
         self.saving.store.probe()
         url = self.saving.store.url
         lease = Lease(Folder(f"{url}/lease", "checkpoint.url"), f"flow run {self.flow_run} trains into", _LEASE_S, again=True)
         self._stack.enter_context(lease.held(wait_s=_LEASE_S + 5))  # a run that was killed holds it for a little longer
-        Mark(flow_run=self.flow_run, checkpoints=url).write(directory)
+        Mark(flow_run=self.flow_run, checkpoints=url, step=origin.step if origin else None, starts=starts).write(directory)
         point_latest(directory)
         return directory
+
+    def _count_starts(self, origin: Origin | None) -> int:
+        """Starts of this flow run from where it goes on.
+
+        Raises:
+            TooManyRerunsError: its process ended each time before the next checkpoint.
+        """
+        # Each try of a run that goes on from nothing has a directory of its own.
+        starts = origin.starts(self.flow_run) if origin else runtime.flow_run.run_count or 1
+        if starts > 1 + (reruns := self.config.recovery.reruns):
+            where = "the beginning" if origin is None or origin.step is None else f"step {origin.step}"
+            raise TooManyRerunsError(
+                f"this flow run has gone on from {where} {starts - 1} times, and its process ended before the next checkpoint each time "
+                f"(recovery.reruns = {reruns})"
+            )
+        return starts
+
+    def _open(self) -> None:
+        try:
+            super()._open()
+        except LOSSES as error:
+            if self.saving.goes_on_from is None:  # nothing was paid for yet, and what cannot start at all should say so
+                raise
+            self._survive(error)
 
     def _open_files(self) -> None:
         self._root = self._files.enter_context(self.saving.source())
@@ -186,6 +207,7 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
 
     def export(self) -> None:
         """The trained policy as a Hugging Face directory: the last weights, and beside them the best, where those are others."""
+        self.saving.wait()
         with self.time("export"), self.progress.phase("writing the trained model"):
             export_hf(self.namespace, str(self.directory.hf), self.config.deadlines.policy_stage)
             if self._load_best():
@@ -210,23 +232,26 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
 
     @contextmanager
     def surviving(self) -> Iterator[None]:
-        """The block is the run from `resume` to its last step. When a part is lost inside it, it may be begun again."""
+        """The block is the run from `resume` to its export. When a part is lost inside it, it may be begun again."""
         try:
             yield
-            self.saving.wait()
             self._conclude()
             self.finished = True
         except LOSSES as error:
-            while True:
-                self._losses += 1
-                if self._losses > self.config.recovery.restarts:
-                    raise
-                try:
-                    self._come_back(error)
-                except LOSSES as again:
-                    error = again
-                else:
-                    return
+            self._survive(error)
+
+    def _survive(self, error: Exception) -> None:
+        """The lost parts are there again when this returns; the error is raised where there are too many in a row."""
+        while True:
+            self._losses += 1
+            if self._losses > self.config.recovery.restarts:
+                raise error
+            try:
+                self._come_back(error)
+            except LOSSES as again:
+                error = again
+            else:
+                return
 
     @property
     def _step_before(self) -> int | None:
@@ -237,7 +262,8 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         self._unfinished, self.why_again = None, str(error)[:300]
         self.saving.give_up_writing()
         where = f"step {self._step_before}" if self._step_before is not None else "the beginning"
-        line = f"lost: {error}. Going on from {where} ({self._losses} of {self.config.recovery.restarts} losses in a row)"
+        what = f"rolled back: {error}" if isinstance(error, RollBackError) else f"lost: {error}"
+        line = f"{what}. Going on from {where} ({self._losses} of {self.config.recovery.restarts} losses in a row)"
         self.say(line)
         events.lost(line)
         noticed = time.time()

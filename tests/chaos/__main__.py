@@ -40,7 +40,7 @@ SMALL = [
     "model.num_hidden_layers=2", "environment.validation_size=96", "environment.train_size=500", "rollout.prompts_per_step=4",
     "rollout.responses_per_prompt=4", "warm_start.steps=40", "warm_start.check_every=40", "warm_start.batch_size=16",
     "policy.batching.micro_batch_size=8", "policy.updates_per_step=1", "generation.kv_cache_gib=0.125", "generation.max_num_seqs=32",
-    "validate_every=1000", "checkpoint.every_steps=1", "recovery.restarts=6",
+    "validate_every=1000", "checkpoint.every_steps=1", "recovery.restarts=6", "recovery.reruns=6",
 ]  # fmt: skip
 # What is killed, and the title of its process in Ray's session. The last two take long to start: at most ten of them.
 ACTORS = {
@@ -49,6 +49,7 @@ ACTORS = {
 }  # fmt: skip
 HEAVY, MOST_HEAVY = ("engine", "policy worker"), 10
 KINDS = ("flow process", "Prefect worker", *ACTORS)
+_HASTY = 0.2  # of the kills do not wait until a step has been done since the one before
 _STALL_S = 600.0  # a run that does nothing for so long has failed
 
 
@@ -83,7 +84,7 @@ def schedule(kills: int, seed: int) -> list[str]:
 
 
 class Killer:
-    """Sends the kills of a plan to one run, each when the run has gone on since the one before."""
+    """Sends the kills of a plan to one run, most of them when the run has gone on since the one before."""
 
     def __init__(self, machine: Deployed, run: FlowRun, output: Path, plan: list[str], chance: random.Random) -> None:
         self._machine, self._run, self._output, self._plan, self._chance = machine, run, output, plan, chance
@@ -91,18 +92,21 @@ class Killer:
 
     def work(self) -> str:
         """Until the run has ended. Returns its state."""
-        last, since = -1, time.monotonic()
+        last, since, hasty = -1, time.monotonic(), False
         due = time.monotonic() + self._chance.uniform(0, 5)
         while (state := self._machine.state(self._run)[0]) not in ("COMPLETED", "FAILED", "CANCELLED"):
             steps = steps_done(self._output)
-            if steps != last:
-                last, since = steps, time.monotonic()
-                if self.kills and not self.kills[-1].back and steps >= 0:
+            if steps > last:
+                since = time.monotonic()
+                if self.kills and not self.kills[-1].back:
                     self.kills[-1].back = time.time()
-            going = not self.kills or self.kills[-1].back
+            last = steps  # lower than before where a resume has voided some
+            # Sometimes also while the run comes back from the kill before.
+            going = not self.kills or self.kills[-1].back or hasty
             if self._plan and going and steps >= 1 and time.monotonic() > due and self._kill(self._plan[0]):
                 self._plan.pop(0)
-                due = time.monotonic() + self._chance.uniform(0, 8)
+                hasty = self._chance.random() < _HASTY
+                due = time.monotonic() + self._chance.uniform(0, 30 if hasty else 8)
             if time.monotonic() - since > _STALL_S:
                 return f"{state}, and did nothing for {_STALL_S:.0f} s"
             time.sleep(0.2)
@@ -121,7 +125,10 @@ class Killer:
 
     def _pid(self, kind: str) -> int | None:
         if kind == "flow process":
-            pid = self._machine.pid(self._run)
+            try:
+                pid = self._machine.pid(self._run)
+            except ValueError:  # it has none at present
+                return None
             return pid if look(pid) is not None else None
         if kind == "Prefect worker":
             return self._machine.record.parts["worker"].pid

@@ -44,9 +44,9 @@ def save(store: CheckpointStore, of: RunConfig, *steps: int) -> None:
         store.publish(draft, manifest, RULES)
 
 
-def found(origin: Origin | None) -> tuple[int, str | None]:
+def found(origin: Origin | None) -> tuple[int | None, str | None]:
     assert origin is not None
-    return origin.manifest.step, origin.directory.root.name if origin.directory else None
+    return origin.step, origin.directory.root.name if origin.directory else None
 
 
 def test_a_new_run_goes_on_from_nothing(tmp_path: Path) -> None:
@@ -61,9 +61,33 @@ def test_a_second_try_of_a_flow_run_goes_on_in_its_directory(tmp_path: Path) -> 
     assert origin_of(config(tmp_path, "resume=never"), "mine", tmp_path) is None
 
 
-def test_a_try_before_that_saved_nothing_is_none(tmp_path: Path) -> None:
+def test_a_try_before_that_saved_nothing_is_begun_again_in_its_directory(tmp_path: Path) -> None:
+    old = run(tmp_path, "dead", 5)
     run(tmp_path, "mine")
-    assert origin_of(config(tmp_path), "mine", tmp_path) is None
+    assert found(origin_of(config(tmp_path), "mine", tmp_path)) == (None, "arithmetic-cpu-2")
+    assert found(origin_of(config(tmp_path, f"resume=fork:{old.root}"), "mine", tmp_path)) == (5, "arithmetic-cpu-2")
+
+
+def test_of_several_tries_the_one_with_the_newest_checkpoint_counts(tmp_path: Path) -> None:
+    run(tmp_path, "mine")
+    run(tmp_path, "mine", 4, 6)
+    run(tmp_path, "mine", 5)
+    run(tmp_path, "mine")
+    assert found(origin_of(config(tmp_path), "mine", tmp_path)) == (6, "arithmetic-cpu-2")
+
+
+def test_starts_are_counted_until_there_is_a_new_checkpoint(tmp_path: Path) -> None:
+    directory = run(tmp_path, "mine")
+
+    def starts() -> int:
+        origin = origin_of(config(tmp_path), "mine", tmp_path)
+        assert origin is not None
+        Mark(flow_run="mine", checkpoints=str(directory.checkpoints), step=origin.step, starts=origin.starts("mine")).write(directory)
+        return origin.starts("mine") - 1
+
+    assert [starts(), starts()] == [2, 3]
+    save(CheckpointStore(str(directory.checkpoints), tmp_path), config(tmp_path), 5)
+    assert [starts(), starts()] == [1, 2]
 
 
 def test_a_url_that_holds_checkpoints(tmp_path: Path) -> None:
