@@ -269,6 +269,10 @@ def _starting(
         yield starting
         pending = {name: handle.ready.remote() for name, handle in starting.handles.items() if name not in starting.standing}
         starting.ready = wait_all(pending, what="start", timeout_s=config.deadlines.start)
+        if isinstance(config, BaseRunConfig) and config.checkpoint.every_steps is not None:
+            # Allocating and pinning takes seconds: now, and not while the first checkpoint lets training stand still.
+            timeout_s = config.checkpoint.timeout_s
+            wait_all({names.POLICY: starting.handles[names.POLICY].prepare_saves.remote(timeout_s)}, what="start", timeout_s=timeout_s)
     except BaseException:
         stop(namespace, starting.address)
         raise

@@ -20,6 +20,7 @@ import ray
 import torch
 from safetensors.torch import load_file
 
+from actors.checkpoints.manifest import manifest_name
 from actors.checkpoints.store import CheckpointStore
 from actors.rollout.audit import audit
 from actors.rollout.journal import parse
@@ -134,6 +135,17 @@ def test_a_fork_is_compared_with_its_parent_step_by_step(disturbed: Run, server:
     child = max(disturbed.directory.parent.glob("*/comparison.json"), key=lambda path: path.stat().st_mtime).parent
     assert numbers(child)[:3] == numbers(disturbed.directory)[:3]
     assert numbers(child)[3] != numbers(disturbed.directory)[3]
+
+
+def test_a_run_goes_on_in_another_layout(disturbed: Run, finished: Run, run_flow: Callable[..., Run]) -> None:
+    """Two replicas go on where one was: the same samples, and the same numbers but for the order of sums."""
+    where = disturbed.directory / "checkpoints" / manifest_name(1)
+    ours = numbers(run_flow(*OFTEN, f"resume={where}", "policy.parallel.data=2").directory)
+    theirs = numbers(finished.directory)
+    assert ours[:2] == theirs[:2]
+    for name in ("loss", "kl", "entropy", "grad_norm", "reward/mean", "response_length/mean", "tokens"):
+        assert ours[2][name] == pytest.approx(theirs[2][name], rel=1e-3, abs=1e-6), name
+    assert ours[3]["logprob_error/max"] < 1e-4
 
 
 def test_ctrl_c_saves_the_step_and_the_run_goes_on_in_its_directory(
