@@ -153,14 +153,13 @@ def steps_done(output: Path) -> int:
     return max((int(json.loads(line)["step"]) for line in lines), default=-1)
 
 
-def settle_times(kills: list[Kill], directory: Path) -> None:
-    """When each loss was noticed, and when the actors were there again, as the run wrote it down."""
+def settle_times(kills: list[Kill], directory: Path, crashes: list[float]) -> None:
+    """When each loss was noticed: by the run, as it wrote it down, or by Prefect. Args: crashes: Unix times of the run's state Crashed."""
     path = directory / "losses.jsonl"
-    losses = read_lines(path) if path.exists() else []
+    losses = [loss["time"] for loss in read_lines(path)] if path.exists() else []
     for kill, after in zip(kills, [*(kill.at for kill in kills[1:]), math.inf], strict=True):
-        found = next((loss for loss in losses if kill.at <= loss["time"] < after), None)
-        if found is not None:
-            kill.noticed = found["time"]
+        seen = losses if kill.kind in ACTORS else crashes
+        kill.noticed = next((time for time in seen if kill.at <= time < after), 0.0)
 
 
 def undisturbed(machine: Deployed, mode: str, steps: int, output: Path) -> Path:
@@ -189,7 +188,7 @@ def under_fire(machine: Deployed, mode: str, steps: int, output: Path, plan: lis
     if plan:
         outcome.problems.append(f"{len(plan)} kills were left when the run had ended: give it more steps")
     directory = the_directory(output)
-    settle_times(outcome.kills, directory)
+    settle_times(outcome.kills, directory, machine.crashes(run))
     outcome.audit = audit(parse((directory / "journal.jsonl").read_bytes()))
     if not outcome.audit.clean:
         outcome.problems.append(f"audit: {outcome.audit.verdict}")
@@ -215,7 +214,7 @@ def table(outcomes: list[Outcome]) -> str:
 
 def _span(kills: list[Kill], when: Callable[[Kill], float]) -> str:
     waits = [when(kill) - kill.at for kill in kills if when(kill)]
-    return f"{median(waits):.1f} s (worst {max(waits):.1f})" if waits else "not noticed: nothing to do"
+    return f"{median(waits):.1f} s (worst {max(waits):.1f})" if waits else "–"
 
 
 def chaos(modes: list[str], kills: int, steps: int, seed: int, home: Path) -> list[Outcome]:
@@ -237,7 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code: 0 all went well."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Kill parts of running runs; nothing may be lost.")
     parser.add_argument("--kills", type=int, default=40, help="in all (default: 40)")
-    parser.add_argument("--steps", type=int, default=None, help="of each run (default: two for each of its kills)")
+    parser.add_argument("--steps", type=int, default=None, help="of each run (default: four for each of its kills)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mode", choices=["sync", "async", "both"], default="both")
     parser.add_argument(
@@ -245,7 +244,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     modes = ["sync", "async"] if options.mode == "both" else [options.mode]
-    steps = options.steps or 2 * (options.kills // len(modes)) + 2
+    steps = options.steps or 4 * (options.kills // len(modes)) + 2
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="grpo-chaos-") if options.keep is None else nullcontext(options.keep.absolute()) as home:
         outcomes = chaos(modes, options.kills, steps, options.seed, Path(home))

@@ -109,6 +109,12 @@ class Deployed:
         assert state is not None
         return state.type.value, state.message or ""
 
+    def crashes(self, run: FlowRun) -> list[float]:
+        """Unix times at which the run became Crashed, in order."""
+        with self.client() as client:
+            states = client.read_flow_run_states(run.id)
+        return sorted(state.timestamp.timestamp() for state in states if state.is_crashed())
+
     def pid(self, run: FlowRun) -> int:
         """The flow's process."""
         with self.client() as client:
