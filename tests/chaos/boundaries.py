@@ -45,7 +45,9 @@ def die_before(stage: str) -> None:
     original = getattr(owner, stage)
 
     def fatal(self: Any, *arguments: Any, **named: Any) -> Any:
+        run = self._run if owner is GrpoStep else self
         if (self.number if owner is GrpoStep else self._steps_done + 1) >= 2:
+            run.saving.wait()  # a checkpoint to go on from; kills while one is written: test_store
             os.kill(os.getpid(), signal.SIGKILL)
         return original(self, *arguments, **named)
 
@@ -101,8 +103,8 @@ def boundaries(home: Path) -> list[str]:
             flush=True,
         )
         if code != (-signal.SIGKILL if stage else 0):
-            problems.append(f"{stage or 'the last process'}: ended with {code}: {log.read_text()[-2000:]}")
-            break
+            problems.append(f"{stage or 'the last process'}: ended with {code}: {log.read_text().rstrip().splitlines()[-1]}")
+            return problems
         resume = (f"resume={directory}",)
     if numbers(directory) != numbers(undisturbed):
         problems.append("metrics differ from those of the undisturbed run")
