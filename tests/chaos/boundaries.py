@@ -25,7 +25,7 @@ from actors.rollout.audit import audit
 from actors.rollout.journal import parse
 from configs import settings
 from tests.conftest import ROOT
-from tests.e2e.commands import processes_with
+from tests.e2e.commands import await_none
 from tests.e2e.conftest import SHORT
 from tests.e2e.test_resume import OFTEN, numbers, samples
 
@@ -34,6 +34,7 @@ STAGES = (
     "announce_weights", "submit_rollout", "close_step_before", "wait_for_rollout", "submit_logprob", "submit_ref_logprob", "show_samples",
     "wait_for_advantage", "submit_train", "submit_refit", "wait_for_train", "submit_clear", "wait_for_refit", "validate", "save", "export",
 )  # fmt: skip
+_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")  # look every few seconds whether their raylet lives
 _PATIENCE_S = 300.0
 
 
@@ -79,10 +80,7 @@ def start(output: Path, log: Path, *overrides: str, stage: str = "") -> int:
             timeout=_PATIENCE_S,
             check=False,
         ).returncode
-    deadline = time.monotonic() + 60
-    while left := processes_with(mark):
-        assert time.monotonic() < deadline, f"still there a minute after the run's end: {left}"
-        time.sleep(0.2)
+    await_none(mark, 60, _AGENTS)
     return code
 
 
