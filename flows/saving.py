@@ -24,6 +24,7 @@ from actors.models.hf import tensor_shapes
 from actors.rollout.inputs import StepInputs, remove
 from actors.rollout.journal import Opening
 from actors.storage import Content
+from configs.loader import dump
 from configs.run import BaseRunConfig
 from flows.resume import Origin
 from tasks.call import quoted
@@ -154,7 +155,7 @@ class Saving:
             return None
         rows = {key: row for row, key in enumerate(taken.keys)}
         trained = tuple(rows[key] for key in batch.keys)
-        return StepInputs(step=step, meta=taken, trained=trained, metrics={}, config=self._config.model_dump(mode="json"), **facts)
+        return StepInputs(step=step, meta=taken, trained=trained, metrics={}, config=dump(self._config), **facts)
 
     # ---- going on ----
 

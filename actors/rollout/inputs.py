@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
@@ -23,6 +22,10 @@ from actors.rollout.rows import read_about, read_rows, write_rows
 _NAME = re.compile(r"step-(\d{6,})\.safetensors")
 
 
+class NoInputsError(CheckpointError):
+    """A step whose inputs are not there. The message says which are."""
+
+
 class StepInputs(BaseModel):
     """A step, but for the columns of its rows.
 
@@ -33,7 +36,7 @@ class StepInputs(BaseModel):
         passed_over: a guard saw before training that it was not to be trained.
         rate: what the learning rate was multiplied by (guards).
         metrics: what its stages reported. A step that failed has none of training.
-        config: of the run. place: what computed it, `PolicyWorker.place`.
+        config: of the run, YAML. place: what computed it, `PolicyWorker.place`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")  # a loss may be NaN
@@ -45,7 +48,7 @@ class StepInputs(BaseModel):
     passed_over: bool
     rate: float
     metrics: dict[str, float]
-    config: dict[str, Any]
+    config: str
     place: str
 
     def ended(self, columns: Collection[str], metrics: Mapping[str, float]) -> StepInputs:
