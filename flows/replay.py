@@ -33,11 +33,13 @@ from actors.data_plane.meta import KVBatchMeta
 from actors.models.hf import check_layout, check_model_dir, tensor_shapes
 from actors.policy.turns import Turn
 from actors.preflight import prepare_model
+from actors.rollout.assemble import ROLLOUT_FIELDS
 from actors.rollout.inputs import NoInputsError, StepInputs, path_of, steps_in
 from configs.base import ConfigError
 from configs.continuity import differences
 from configs.loader import load
 from configs.run import RunConfig
+from flows.cli import quiet_console
 from flows.resume import Mark
 from tasks.actor_logs import ActorLogs
 from tasks.advantage import advantage
@@ -105,12 +107,13 @@ def plan_of(run: RunDirectory, step: int, overrides: Sequence[str], scratch: Pat
     if not saved:
         raise NoInputsError(f"no inputs of step {step}: the run has no checkpoint to begin from")
     if step <= saved[0]:
-        raise NoInputsError(f"no inputs of step {step}: they are kept back to step {saved[0]}, the oldest kept checkpoint")
+        raise NoInputsError(f"no inputs of step {step}: they are kept from step {saved[0] + 1} on, after the oldest kept checkpoint")
     since = max(one for one in saved if one < step)
-    if missing := [one for one in range(since + 1, step + 1) if one not in kept]:
-        there = f"it has those of {_ranges(kept)}" if kept else "it has none (checkpoint.inputs)"
-        between = "" if missing[0] == step else f", which comes after the checkpoint of step {since}"
-        raise NoInputsError(f"no inputs of step {missing[0]}{between} in {run.inputs}: {there}")
+    there = f"{run.inputs} has those of {_ranges(kept)}" if kept else f"{run.inputs} has none (checkpoint.inputs)"
+    if step not in kept:
+        raise NoInputsError(f"no inputs of step {step}: {there}")
+    if missing := [one for one in range(since + 1, step) if one not in kept]:
+        raise NoInputsError(f"no inputs of step {missing[0]}, between the checkpoint of step {since} and step {step}: {there}")
     steps = tuple(StepInputs.read(path_of(run.inputs, one)) for one in range(since + 1, step + 1))
     recipe = scratch / "recipe.yaml"
     before = []
@@ -166,11 +169,11 @@ class _Replay:
 
     def _train_again(self, inputs: StepInputs) -> None:
         """A step before the one in question, from all that was kept of it."""
-        rows = put_inputs(self._actors.address, inputs.step, self._plan.directory.inputs, True, self._plane_s)
-        made, before = self._train(inputs, rows)["updates"], inputs.metrics.get("updates")
+        put_inputs(self._actors.address, inputs.step, quoted(inputs.meta), self._plan.directory.inputs, self._plane_s)
+        made, before = self._train(inputs, inputs.meta)["updates"], inputs.metrics.get("updates")
         if made != before:
             raise OtherUpdatesError(f"step {inputs.step} made {before} updates, and now {made:g} (guards): what follows is another run")
-        clear_inputs(self._actors.address, rows, self._plane_s)
+        clear_inputs(self._actors.address, inputs.meta, self._plane_s)
 
     def _train(self, inputs: StepInputs, rows: KVBatchMeta) -> dict[str, float]:
         config, turn = self._config, Turn(inputs.step, "train")
@@ -185,7 +188,8 @@ class _Replay:
     def _compare(self, inputs: StepInputs) -> Replayed:
         """The step itself, by the stages that a run has; the policy's log-probabilities also where the run left them out."""
         config, step, address = self._config, inputs.step, self._actors.address
-        rows = put_inputs(address, step, self._plan.directory.inputs, False, self._plane_s)
+        rows = inputs.meta.model_copy(update={"fields": frozenset(ROLLOUT_FIELDS)})
+        put_inputs(address, step, quoted(rows), self._plan.directory.inputs, self._plane_s)
         logprob(self._namespace, step, quoted(rows), POLICY_LOGPROBS, self._stage_s)
         rows = rows.with_fields(POLICY_LOGPROBS)
         if config.policy.why_no_ref_logprob() is None:
@@ -231,6 +235,7 @@ def main(arguments: list[str] | None = None) -> int:
             plan_of(RunDirectory(Path(options.run).resolve()), options.step, overrides, Path(scratch))
         with prefect_server() as url:
             print(f"Prefect UI: {url}")
+            quiet_console()
             found = Replayed.model_validate(replay(options.run, options.step, overrides))
     except (ConfigError, CheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)

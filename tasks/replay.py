@@ -21,22 +21,20 @@ from tasks.reporting.replay import Bounds, Column, Rows, compare_columns
 
 
 @task(name="put-inputs", task_run_name="put-inputs-{step}", **STAGE)
-def put_inputs(address: DataPlaneAddress, step: int, directory: Path, whole: bool, timeout_s: float) -> KVBatchMeta:
+def put_inputs(address: DataPlaneAddress, step: int, meta: KVBatchMeta, directory: Path, timeout_s: float) -> None:
     """Put the rows of a step into the data plane, in their order.
 
     Args:
-        directory: of the steps' inputs. whole: with the columns that the step's stages wrote; else what the rollout wrote.
+        meta: its rows; `fields`: the columns to put. directory: of the steps' inputs.
 
     Raises:
         CheckpointError: the file is damaged. DataPlaneError.
     """
-    inputs = StepInputs.read(path_of(directory, step))
-    columns = inputs.columns(directory)
-    meta = inputs.meta.model_copy(update={"fields": frozenset()})
+    columns = StepInputs.read(path_of(directory, step)).columns(directory)
     plane = connect(address, timeout_s=timeout_s)
     try:
         plane.register_partition(meta.partition_id, fields=TRAIN_FIELDS)
-        return plane.put(meta, {name: columns[name] for name in (sorted(columns) if whole else ROLLOUT_FIELDS)})
+        plane.put(meta, {name: columns[name] for name in sorted(meta.fields)})
     finally:
         plane.close()
 
