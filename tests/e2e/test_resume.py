@@ -158,6 +158,14 @@ def test_a_step_is_made_again_to_the_bit(disturbed: Run, server: str) -> None:
     assert again == {name: logged[name] for name in again}
 
 
+def test_a_step_is_made_again_on_another_layout(disturbed: Run, server: str) -> None:
+    assert server
+    found = Replayed.model_validate(replay(str(disturbed.directory), 3, ["policy.parallel.data=2"]))
+    assert (found.since, found.verdict, found.bounds.column.largest) == (2, "within", 1e-4)
+    assert found.here != found.before
+    assert all(one.again == pytest.approx(one.logged, rel=1e-5, abs=1e-6) for one in found.metrics)
+
+
 def test_a_step_is_made_again_from_an_older_checkpoint_and_names_the_value_that_is_another(
     disturbed: Run, server: str, tmp_path: Path
 ) -> None:
