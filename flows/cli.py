@@ -61,7 +61,7 @@ def _run(flow: Any, options: argparse.Namespace) -> int:
     try:
         with prefect_server() as url:
             print(f"Prefect UI: {url}")
-            _quiet_console()
+            quiet_console()
             flow(recipe=options.recipe, overrides=options.overrides)
     except KeyboardInterrupt:
         print("interrupted: the run's actors have ended", file=sys.stderr)
@@ -72,7 +72,7 @@ def _run(flow: Any, options: argparse.Namespace) -> int:
     return 0
 
 
-def _quiet_console() -> None:
+def quiet_console() -> None:
     """Leave the terminal to the progress bar: Prefect's line for each task run goes to the UI alone."""
     for name in ("", *logging.root.manager.loggerDict):
         for handler in logging.getLogger(name).handlers:

@@ -16,6 +16,7 @@ from actors.data_plane.meta import KVBatchMeta
 from actors.generation.types import UpdateOptions
 from actors.policy.limits import FLAG
 from actors.preflight import check, prepare_model
+from actors.rollout.inputs import StepInputs
 from actors.rollout.ledger import GUARD
 from actors.rollout.samples import Sample, SlowSample, Validation
 from actors.rollout.validation import OWN_SET
@@ -41,7 +42,7 @@ from tasks.reporting.slowest import SlowestWriter
 from tasks.reporting.summary import SetAccuracy
 from tasks.reporting.text import estimate
 from tasks.rollout import announce, close_ledger, rollout, settle
-from tasks.train import begin_grpo, pass_over, scale_rate
+from tasks.train import begin_grpo, pass_over, place, scale_rate
 from tasks.warm_start import begin_warm_start, warm_start
 
 _LAST_WORD_S = 30.0  # for the rollout task to see that generation has ended
@@ -56,7 +57,10 @@ class GrpoStep(Step):
         self._config = run.config
         self.objective, self.limits = run.config.policy.loss.objective, run.config.guards.limits
         self._dropped = ""  # why the step's groups are not trained
+        self._taken: KVBatchMeta | None = None  # what the step has taken
         self._batch: KVBatchMeta | None = None  # to train on
+        self._columns: dict[str, str] = {}  # by stage that was sent
+        self._inputs: StepInputs | None = None  # to be kept
         self._uids: tuple[str, ...] = ()  # of the groups that the step has taken
         self._samples: Sequence[Sample] = ()
         self._slowest: Sequence[SlowSample] = ()
@@ -78,8 +82,8 @@ class GrpoStep(Step):
         self._run.seconds["rollout"] += seconds
         self.metrics |= result.metrics | {"time/rollout": seconds, "idle/trainer_s": now - waited}
         self._samples, self._slowest = result.samples, result.slowest
-        meta: KVBatchMeta = result.meta
-        return meta
+        self._taken = result.meta
+        return self._taken
 
     def show_samples(self) -> None:
         """What the model said, for the person who follows the run."""
@@ -106,7 +110,12 @@ class GrpoStep(Step):
 
     def submit_train(self, batch: KVBatchMeta) -> None:
         """Optimizer steps on the batch, when the stages before it are done; none, when a guard has tripped."""
-        self._batch = batch
+        self._batch, run = batch, self._run
+        if self._taken is not None:
+            version, rate, passed = run.weight_version, run.guards.state.rate, bool(self._dropped)
+            self._inputs = run.saving.inputs(
+                self.number, self._taken, batch, weight_version=version, rate=rate, passed_over=passed, place=run.place
+            )
         if not self._dropped:
             super().submit_train(batch)
             return
@@ -162,14 +171,17 @@ class GrpoStep(Step):
         )
         if why_not:
             return batch
-        self._sent += (stage,)
+        self._sent, self._columns[stage] = (*self._sent, stage), column
         return batch.with_fields(column)  # it will be there when it is the next stage's turn
 
     def _clear(self) -> PrefectFuture[Metrics] | None:
         """The groups' rows leave the data plane; groups that were not trained on go back into the ledger."""
         if not self._uids:
             return None
-        return settle.submit(self._run.namespace, self.number, self._fates(), self._config.deadlines.clear)
+        written = [column for stage, column in self._columns.items() if self._futures[stage].state.is_completed()]
+        inputs = self._inputs.ended([*written, "advantages"], self.metrics) if self._inputs else None
+        arguments = self._fates(), self._config.deadlines.clear, quoted(inputs), self._run.directory.inputs
+        return settle.submit(self._run.namespace, self.number, *arguments)
 
     def _fates(self) -> dict[str, tuple[str, ...]]:
         if not self._dropped:
@@ -195,7 +207,7 @@ class GrpoSession(TrainingSession[RunConfig]):
 
     Attributes:
         weight_version: of the weights in the engines. announced_at: monotonic seconds, when the ledger heard of a version last.
-        weight_updates: how new weights reach them.
+        weight_updates: how new weights reach them. place: what computes the policy.
     """
 
     flow = "grpo"
@@ -226,7 +238,9 @@ class GrpoSession(TrainingSession[RunConfig]):
 
     def _launch(self, prepared: Prepared) -> RunActors:
         before = getattr(self, "actors", None)  # of a run that has lost a part
-        return launch(self.config, prepared.model_path, self.namespace, self.saving.opening(self.why_again), before)
+        actors = launch(self.config, prepared.model_path, self.namespace, self.saving.opening(self.why_again), before)
+        self.place = place(self.namespace, self.config.deadlines.policy_stage) if self.saving.keeps_inputs else ""
+        return actors
 
     @property
     def _has_reference(self) -> bool:

@@ -19,13 +19,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from actors.checkpoints.errors import CheckpointError
 from actors.checkpoints.manifest import Manifest, packages, shape_digest
 from actors.checkpoints.store import CheckpointStore
+from actors.data_plane.meta import KVBatchMeta
 from actors.models.hf import tensor_shapes
+from actors.rollout.inputs import StepInputs, remove
 from actors.rollout.journal import Opening
 from actors.storage import Content
+from configs.loader import dump
 from configs.run import BaseRunConfig
 from flows.resume import Origin
 from tasks.call import quoted
-from tasks.checkpoint import JOURNAL, POLICY, checkpoint, keep_reference, publish, restore
+from tasks.checkpoint import JOURNAL, POLICY, checkpoint, keep_reference, publish, reference_of, restore
 from tasks.reporting.run_dir import RunDirectory
 
 _STATE = "run/state.json"
@@ -108,7 +111,9 @@ class Saving:
             shape=shape_digest(tensor_shapes(model_path)), config=config.model_dump(mode="json"), packages=packages(),
             folder=draft.folder, files={}, shared=dict(self._shared), journal=cut.line,
         )  # fmt: skip
-        self._publishing = publish.submit(namespace, step, quoted(self.store), quoted(draft), quoted(manifest), config.checkpoint)
+        self._publishing = publish.submit(
+            namespace, step, quoted(self.store), quoted(draft), quoted(manifest), config.checkpoint, self._directory.inputs
+        )
         return cut.metrics
 
     def wait(self) -> None:
@@ -135,6 +140,23 @@ class Saving:
         keep_reference(namespace, directory, self._config.checkpoint.timeout_s)
         self._shared |= self.store.keep(directory, _digest(directory))
         shutil.rmtree(directory)
+
+    @property
+    def keeps_inputs(self) -> bool:
+        """Whether the inputs of steps are kept: without checkpoints nothing could come to the step again."""
+        return self._config.checkpoint.inputs and self._config.checkpoint.every_steps is not None
+
+    def inputs(self, step: int, taken: KVBatchMeta, batch: KVBatchMeta, **facts: Any) -> StepInputs | None:
+        """What is kept of a step that begins to train; None: nothing is.
+
+        Args:
+            taken: all its rows. batch: those to train on. facts: other fields of `StepInputs`.
+        """
+        if not self.keeps_inputs:
+            return None
+        rows = {key: row for row, key in enumerate(taken.keys)}
+        trained = tuple(rows[key] for key in batch.keys)
+        return StepInputs(step=step, meta=taken, trained=trained, metrics={}, config=dump(self._config), **facts)
 
     # ---- going on ----
 
@@ -183,6 +205,7 @@ class Saving:
                 fresh.replace(target)
             else:
                 target.unlink(missing_ok=True)
+        remove(self._directory.inputs, after=self.goes_on_from.step if self.goes_on_from else 0)
 
     def restore[S: RunState](self, namespace: str, root: Path, optimizer: Any, state: type[S]) -> S:
         """The actors go on where the checkpoint was taken. Returns the flow's own state.
@@ -193,9 +216,9 @@ class Saving:
         manifest = self.goes_on_from
         assert manifest is not None
         found = self._read_state(root / manifest.folder / _STATE, state)
-        weights = [name for name in manifest.shared if not name.startswith(JOURNAL)]
-        reference = root / Path(weights[0]).parent if weights else None
-        restore(namespace, root / manifest.folder, reference, optimizer, self._config.checkpoint.timeout_s)
+        reference = reference_of(manifest)
+        where = root / reference if reference else None
+        restore(namespace, root / manifest.folder, where, optimizer, self._config.checkpoint.timeout_s)
         if manifest.journal:
             self._journal_since = manifest.journal[0] + 1
         if self._source.url == self.store.url:

@@ -219,7 +219,7 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         if best is None or best.score == self._score(self._steps_done):
             return False
         with self.saving.fetched(best) as root:
-            load_weights(self.namespace, root / best.folder, self._optimizer, self.config.checkpoint.timeout_s)
+            load_weights(self.namespace, root / best.folder, None, self._optimizer, self.config.checkpoint.timeout_s)
         self.progress.note(f"exported: also the weights after step {best.step}, the best validation")
         return True
 

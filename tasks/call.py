@@ -15,6 +15,7 @@ Which stages run again after a failure of the infrastructure (`transient`):
 | checkpoint, publish-checkpoint, restore | never | a loss ends them: the run goes on from the checkpoint before |
 | batch | never | it draws the next samples: the first draw's would be lost |
 | launch, begin-grpo, begin-warm-start | never | they happen once, before there is anything to lose |
+| put-inputs, compare | never | of a replay, which changes nothing and begins again as a whole |
 """
 
 from __future__ import annotations

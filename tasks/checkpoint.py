@@ -17,6 +17,7 @@ from actors.checkpoints.manifest import Manifest
 from actors.checkpoints.store import CheckpointStore, Draft
 from actors.policy.group import PolicyGroup
 from actors.rollout.collector import Collector
+from actors.rollout.inputs import remove
 from actors.rollout.ledger_actor import LedgerActor
 from actors.storage import Content
 from configs.checkpoint import CheckpointConfig
@@ -69,14 +70,21 @@ def checkpoint(namespace: str, step: int, directory: Path, store: CheckpointStor
 
 
 @task(name="publish-checkpoint", task_run_name="publish-checkpoint-{step}", **STAGE)
-def publish(namespace: str, step: int, store: CheckpointStore, draft: Draft, manifest: Manifest, rules: CheckpointConfig) -> Manifest:
+def publish(
+    namespace: str, step: int, store: CheckpointStore, draft: Draft, manifest: Manifest, rules: CheckpointConfig, inputs: Path
+) -> Manifest:
     """Wait for the draft's files, and make it a checkpoint. Returns the whole manifest.
+
+    Args:
+        inputs: directory of the steps' inputs; those of which no checkpoint is left go.
 
     Raises:
         CheckpointError, ConfigError: it could not be written; what was published before stands.
     """
     ask(namespace, names.POLICY, 2 * rules.timeout_s, PolicyGroup.wait_for_save, rules.timeout_s)
-    return store.publish(draft, manifest, rules)
+    whole = store.publish(draft, manifest, rules)
+    remove(inputs, after=0, until=store.steps()[0])
+    return whole
 
 
 @task(name="keep-reference", task_run_name="keep-reference", **STAGE)
@@ -92,13 +100,22 @@ def restore(namespace: str, directory: Path, reference: Path | None, optimizer: 
     Raises:
         CheckpointError: a part is damaged, or of another model.
     """
-    ask(namespace, names.POLICY, timeout_s + _GRACE_S, PolicyGroup.load_state, str(directory / POLICY), optimizer, timeout_s)
-    if reference is not None:
-        ask(namespace, names.POLICY, timeout_s + _GRACE_S, PolicyGroup.load_reference, str(reference), timeout_s)
+    _load(namespace, directory, reference, optimizer, timeout_s)
     ask(namespace, names.COLLECTOR, timeout_s, Collector.restore, str(directory))
 
 
 @task(name="load-weights", task_run_name="load-weights", **STAGE)
-def load_weights(namespace: str, directory: Path, optimizer: OptimizerConfig, timeout_s: float) -> None:
-    """The policy is that of the checkpoint in this directory; nothing else changes."""
+def load_weights(namespace: str, directory: Path, reference: Path | None, optimizer: OptimizerConfig, timeout_s: float) -> None:
+    """The policy is that of the checkpoint in this directory; nothing else changes. Arguments as of `restore`."""
+    _load(namespace, directory, reference, optimizer, timeout_s)
+
+
+def reference_of(manifest: Manifest) -> Path | None:
+    """The directory of the reference weights below the checkpoints' URL; None: there are none."""
+    return next((Path(name).parent for name in manifest.shared if not name.startswith(JOURNAL)), None)
+
+
+def _load(namespace: str, directory: Path, reference: Path | None, optimizer: OptimizerConfig, timeout_s: float) -> None:
     ask(namespace, names.POLICY, timeout_s + _GRACE_S, PolicyGroup.load_state, str(directory / POLICY), optimizer, timeout_s)
+    if reference is not None:
+        ask(namespace, names.POLICY, timeout_s + _GRACE_S, PolicyGroup.load_reference, str(reference), timeout_s)

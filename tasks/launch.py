@@ -3,6 +3,7 @@
     grpo       flow process ── owns ──► data plane, engines, environment, ledger, collector, policy group ── owns ──► policy workers
     sft        flow process ── owns ──► data plane, collector, policy group ── owns ──► policy workers
     evaluate   flow process ── owns ──► engines of each model, environment
+    replay     flow process ── owns ──► data plane, policy group ── owns ──► policy workers
 
 Ray ends what a driver owns when the driver ends, however it ends: return, failure, cancellation or SIGKILL.
 """
@@ -174,6 +175,16 @@ def launch_sft(config: SftConfig, model_path: str, namespace: str, data: Supervi
         options = _computing(config.policy.parallel.world_size)
         start.policy(model_path, config.policy.optimizer.over(data.steps(config)), 1.0, data.longest, options, RefitPlan())
         start.actor(names.COLLECTOR, SupervisedCollector, config, model_path, address, data.allowed)
+    return RunActors(namespace, address, [], start.ready)
+
+
+@task(name="launch", task_run_name="launch-actors", **STAGE)
+def launch_policy(config: RunConfig, model_path: str, namespace: str) -> RunActors:
+    """Start the data plane and the policy of a GRPO run, with as many threads as there. Raises: as `launch`."""
+    with _starting(namespace, config) as start:
+        address = start.data_plane()
+        options = _computing(_side_by_side(config, config.policy.parallel.world_size))
+        start.policy(model_path, config.optimizer, config.rollout.temperature, longest_sample(config, model_path), options, RefitPlan())
     return RunActors(namespace, address, [], start.ready)
 
 

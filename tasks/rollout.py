@@ -9,13 +9,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from prefect import get_run_logger, task
 from pydantic import BaseModel
 
 from actors import names
+from actors.checkpoints.errors import CheckpointError
 from actors.data_plane.meta import KVBatchMeta
 from actors.rollout.collector import Collector
+from actors.rollout.inputs import StepInputs
 from actors.rollout.ledger_actor import LedgerActor
 from actors.rollout.ledger_types import Claim
 from actors.rollout.samples import Sample, SlowSample
@@ -82,15 +85,19 @@ def rollout(namespace: str, step: int, groups: int, rules: AsyncConfig, replaces
 
 
 @task(name="settle", task_run_name="clear-{step}", **STAGE)
-def settle(namespace: str, step: int, fates: Mapping[str, Sequence[str]], timeout_s: float) -> dict[str, float]:
+def settle(
+    namespace: str, step: int, fates: Mapping[str, Sequence[str]], timeout_s: float, inputs: StepInputs | None, directory: Path
+) -> dict[str, float]:
     """The step's groups were trained on, and their rows go; or they were not, and may be claimed again.
 
     Args:
         fates: uids by what became of them: trained, released (they may be claimed again), or why they are dropped.
+        inputs: what is kept of the step in this directory, before its rows go. None: nothing.
 
     Returns:
-        What the data plane did for the run so far.
+        What the data plane did for the run so far; checkpoint/inputs_s, the seconds of keeping.
     """
+    kept = {} if inputs is None else _keep(namespace, inputs, directory, timeout_s)
     for fate, uids in fates.items():
         match fate:
             case "trained":
@@ -99,7 +106,7 @@ def settle(namespace: str, step: int, fates: Mapping[str, Sequence[str]], timeou
                 ask(namespace, names.LEDGER, _ANSWER_S, LedgerActor.release, list(uids))
             case reason:
                 ask(namespace, names.LEDGER, _ANSWER_S, LedgerActor.drop, list(uids), reason)
-    return data_plane_metrics(namespace, timeout_s)
+    return data_plane_metrics(namespace, timeout_s) | kept
 
 
 def announce(namespace: str, version: int) -> None:
@@ -141,6 +148,15 @@ def _wait_for(namespace: str, groups: int, rules: AsyncConfig) -> tuple[Claim, d
             events.stalled(line)
         if reply.claim is not None:
             return reply.claim, reply.metrics
+
+
+def _keep(namespace: str, inputs: StepInputs, directory: Path, timeout_s: float) -> dict[str, float]:
+    try:
+        seconds = ask(namespace, names.COLLECTOR, timeout_s, Collector.keep_inputs, inputs, str(directory))
+    except CheckpointError as error:  # a full disk; the step itself is well
+        get_run_logger().warning("step %d cannot be replayed: %s", inputs.step, error)
+        return {}
+    return {"checkpoint/inputs_s": seconds}
 
 
 def _without(taken: Claim, uids: Sequence[str]) -> Claim:

@@ -45,6 +45,11 @@ def scale_rate(namespace: str, factor: float, timeout_s: float) -> None:
     ask(namespace, names.POLICY, 2 * timeout_s, PolicyGroup.scale_rate, factor)
 
 
+def place(namespace: str, timeout_s: float) -> str:
+    """What computes: `PolicyGroup.place`."""
+    return ask(namespace, names.POLICY, timeout_s, PolicyGroup.place)
+
+
 def withdraw(namespace: str, step: int) -> None:
     """The step's stages that wait at the policy group do not begin any more."""
     ask(namespace, names.POLICY, _ANSWER_S, PolicyGroup.withdraw, step)

@@ -36,6 +36,13 @@ def choose(device: Literal["auto", "cpu", "cuda"], rank: int = 0) -> torch.devic
     return torch.device("cuda", rank % torch.cuda.device_count())
 
 
+def hardware(device: torch.device) -> str:
+    """What computes, as far as it decides the last bits of a result."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} thread(s)"
+
+
 def runtime(device: torch.device) -> AbstractContextManager[Any]:
     """The context in which Megatron runs. Entered per call: a torch function mode belongs to one thread, and calls come on several."""
     if device.type == "cuda":

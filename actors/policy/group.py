@@ -149,6 +149,10 @@ class PolicyGroup:
             metrics = self._run("logprob", plan, column, reference, apart=True)
             return {"logprob_s": time.monotonic() - started} | {name: metrics[name] for name in metrics if name.startswith(_MEMORY)}
 
+    def place(self) -> str:
+        """`PolicyWorker.place`, of all workers."""
+        return "; ".join(dict.fromkeys(self._call("place")))
+
     def evaluate(self, meta: KVBatchMeta) -> dict[str, float]:
         """The supervised loss of the present weights over the batch, without an update. Returns loss, entropy, response_tokens."""
         return self._run("evaluate", self._plan(meta))

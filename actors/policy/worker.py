@@ -101,6 +101,12 @@ class PolicyWorker:
             "cuda_graphs": "no CUDA graphs" if self._passes.graphs is None else self._passes.graphs.describe(),
         }
 
+    def place(self) -> str:
+        """What decides the bits of a result beside the settings: device, layout, instructions and threads, version of torch."""
+        from actors.policy import random_states
+
+        return f"{random_states.place(self._device)}; {devices.hardware(self._device)}; torch {torch.__version__}"
+
     @on_device
     def reset_optimizer(self, optimizer: OptimizerConfig) -> None:
         """Fresh moments, and the schedule from its start."""

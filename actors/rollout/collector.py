@@ -31,6 +31,7 @@ from actors.heap import freeze_heap
 from actors.models.hf import check_model_dir
 from actors.rollout.assemble import TRAIN_FIELDS
 from actors.rollout.cut import ROWS, RolloutState, load_rollout, load_rows, save_rollout, stored_rows
+from actors.rollout.inputs import StepInputs
 from actors.rollout.loop import RolloutLoop
 from actors.rollout.prompts import PromptEncoder, PromptStream
 from actors.rollout.rows import write_rows
@@ -206,6 +207,16 @@ class Collector:
         given = ledger.restore.remote(state.ledger, state.kept())
         places = wait(given, who=names.LEDGER, what="restore", timeout_s=LEDGER_CALL_S)
         self._resumed = state.at(places)
+
+    def keep_inputs(self, inputs: StepInputs, directory: str) -> float:
+        """Write what a step was made from, while its rows are there. Returns seconds.
+
+        Raises:
+            CheckpointError: it cannot be written. DataPlaneError.
+        """
+        began = time.monotonic()
+        inputs.write(Path(directory), self._plane.get(inputs.meta, sorted(inputs.meta.fields)))
+        return time.monotonic() - began
 
     def _rule(self) -> dict[str, Any]:
         return {"sampler": self._config.ledger.sampler, "rows": self._config.rollout.responses_per_prompt}

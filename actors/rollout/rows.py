@@ -1,6 +1,6 @@
 """Rows of columns as one safetensors file, which anyone can read: no pickle, and not bound to the data plane that held them.
 
-columns {name: n tensors of any shapes} ──► name: all elements, row by row    header: keys, and the shape of each row
+columns {name: n tensors of any shapes} ──► name: all elements, row by row    header: keys, the shape of each row, a text about them
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from actors.checkpoints.errors import CheckpointError
 
-_HEADER = "rows"
+_HEADER, _ABOUT = "rows", "about"
 
 
 class _Header(BaseModel):
@@ -33,10 +33,11 @@ class _Header(BaseModel):
 _AS_BYTES = {torch.complex128, torch.float8_e8m0fnu}  # safetensors 0.8 has no name for them, or none that it can write everywhere
 
 
-def write_rows(path: Path, keys: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> None:
+def write_rows(path: Path, keys: Sequence[str], columns: Mapping[str, Sequence[Any]], about: str = "") -> None:
     """
     Args:
         columns: by name, one tensor per key; those of a column are of one dtype.
+        about: any text, which `read_about` gives back without reading the rows.
 
     Raises:
         CheckpointError: a column holds other values than tensors.
@@ -53,7 +54,7 @@ def write_rows(path: Path, keys: Sequence[str], columns: Mapping[str, Sequence[A
             dtypes[name], flat = str(flat.dtype).removeprefix("torch."), flat.view(torch.uint8)
         packed[name] = flat
     header = _Header(keys=tuple(keys), shapes={name: tuple(found) for name, found in shapes.items()}, dtypes=dtypes)
-    save_file(packed, path, metadata={_HEADER: header.model_dump_json()})
+    save_file(packed, path, metadata={_HEADER: header.model_dump_json(), _ABOUT: about})
 
 
 def read_rows(path: Path) -> tuple[tuple[str, ...], dict[str, list[torch.Tensor]]]:
@@ -72,6 +73,19 @@ def read_rows(path: Path) -> tuple[tuple[str, ...], dict[str, list[torch.Tensor]
     if flat.keys() != header.shapes.keys():
         raise CheckpointError(f"{path.name}: columns {sorted(flat)}, its header describes {sorted(header.shapes)}")
     return header.keys, {name: _unpacked(path.name, name, tensor, header) for name, tensor in flat.items()}
+
+
+def read_about(path: Path) -> str:
+    """The text that `write_rows` was given.
+
+    Raises:
+        CheckpointError: no such file, or none of safetensors.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return str((file.metadata() or {}).get(_ABOUT, ""))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path.name}: cannot be read: {error}") from None
 
 
 def _unpacked(file: str, name: str, flat: torch.Tensor, header: _Header) -> list[torch.Tensor]:

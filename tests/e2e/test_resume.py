@@ -23,13 +23,19 @@ from safetensors.torch import load_file
 from actors.checkpoints.manifest import manifest_name
 from actors.checkpoints.store import CheckpointStore
 from actors.rollout.audit import audit
+from actors.rollout.inputs import StepInputs, path_of, steps_in
 from actors.rollout.journal import parse
 from configs import settings
 from configs.base import ConfigError
 from flows.fork import fork
 from flows.grpo import grpo
 from flows.grpo_session import GrpoStep
+from flows.replay import main as replay_command
+from flows.replay import replay
+from flows.resume import Mark
 from tasks.reporting.jsonl import read_lines
+from tasks.reporting.replay import Replayed, as_text
+from tasks.reporting.run_dir import RunDirectory
 from tasks.reporting.summary import Summary
 from tests.conftest import ROOT
 from tests.e2e.commands import start_command
@@ -146,6 +152,58 @@ def test_a_run_goes_on_in_another_layout(disturbed: Run, finished: Run, run_flow
     for name in ("loss", "kl", "entropy", "grad_norm", "reward/mean", "response_length/mean", "tokens"):
         assert ours[2][name] == pytest.approx(theirs[2][name], rel=1e-3, abs=1e-6), name
     assert ours[3]["logprob_error/max"] < 1e-4
+
+
+def test_a_step_is_made_again_to_the_bit(disturbed: Run, server: str) -> None:
+    """Right after a checkpoint. The inputs of step 1 are gone: the oldest checkpoint is as old."""
+    assert server
+    assert steps_in(disturbed.directory / "inputs") == [2, 3]
+    found = Replayed.model_validate(replay(str(disturbed.directory), 2))
+    assert (found.since, found.verdict, found.bounds.column.largest, found.here) == (1, "bit-equal", 0, found.before)
+    columns = {one.name: one for one in found.columns}
+    assert columns.keys() == {"generation_logprobs", "reference_logprobs", "advantages"}  # one update a step: no policy_logprobs
+    assert columns["reference_logprobs"].values > columns["advantages"].values == 16
+    assert columns["generation_logprobs"].verdict != "beyond"
+    logged = numbers(disturbed.directory)[2]
+    again = {one.name: one.again for one in found.metrics}
+    assert again.keys() >= {"loss", "kl", "grad_norm", "lr", "entropy", "reward/mean", "logprob_error/mean", "tokens", "updates"}
+    assert again == {name: logged[name] for name in again}
+
+
+def test_a_step_is_made_again_on_another_layout(disturbed: Run, server: str) -> None:
+    assert server
+    found = Replayed.model_validate(replay(str(disturbed.directory), 3, ["policy.parallel.data=2"]))
+    assert (found.since, found.verdict, found.bounds.column.largest) == (2, "within", 1e-4)
+    assert found.here != found.before
+    assert all(one.again == pytest.approx(one.logged, rel=1e-5, abs=1e-6) for one in found.metrics)
+
+
+def test_a_step_is_made_again_from_an_older_checkpoint_and_names_the_value_that_is_another(
+    disturbed: Run, server: str, tmp_path: Path
+) -> None:
+    """Two steps after it, and one log-probability of the reference was changed since."""
+    assert server
+    directory = Path(shutil.copytree(disturbed.directory, tmp_path / "copy"))
+    mark = Mark.read(directory)
+    assert mark is not None
+    Mark(flow_run=mark.flow_run, checkpoints=str(directory / "checkpoints")).write(RunDirectory(directory))
+    (directory / "checkpoints" / "step-000002.json").unlink()
+    inputs = StepInputs.read(path_of(directory / "inputs", 3))
+    columns = inputs.columns(directory / "inputs")
+    place = int(columns["token_mask"][5].nonzero()[1])
+    columns["reference_logprobs"][5][place] += 0.25
+    inputs.write(directory / "inputs", columns)
+
+    found = Replayed.model_validate(replay(str(directory), 3))
+    assert (found.since, found.verdict) == (1, "beyond")
+    assert {one.verdict for one in found.metrics} == {"bit-equal"}
+    (first,) = [one.first for one in found.columns if one.verdict == "beyond"]
+    assert first is not None
+    assert (first.group, first.response, first.position) == (inputs.meta.tags[5]["prompt_uid"], 1, place)
+    assert first.token == columns["input_ids"][5][place]
+    assert first.logged - first.again == pytest.approx(0.25, abs=1e-6)
+    assert f"response 1, token {place} {first.text!r}" in as_text(found)
+    assert replay_command([str(directory), "--step", "1"]) == 2
 
 
 def test_ctrl_c_saves_the_step_and_the_run_goes_on_in_its_directory(
