@@ -17,8 +17,8 @@ from pathlib import Path
 
 from actors.checkpoints.errors import CheckpointError
 from actors.checkpoints.manifest import Manifest, kept, manifest_name, step_of
+from actors.probe import probe
 from actors.storage import Content, DamagedError, Folder
-from configs.base import ConfigError
 from configs.checkpoint import CheckpointConfig
 
 _DATA, _SHARED = "data", "reference"
@@ -57,19 +57,8 @@ class CheckpointStore:
         return self._folder.url
 
     def probe(self) -> None:
-        """See that the store takes writes, and does not let a second writer have a name that is taken.
-
-        Raises:
-            ConfigError: it does not.
-        """
-        name = f"probe-{uuid.uuid4().hex}"
-        first, second = (self._folder.create(name, content) for content in (b"first", b"second"))
-        self._folder.remove(name)
-        if not first or second:
-            raise ConfigError(
-                f"checkpoint.url: {self.url} ignores conditional writes (a name that was taken was written again): two runs could "
-                "overwrite each other. Take another store"
-            )
+        """As `actors.probe.probe`."""
+        probe(self._folder)
 
     # ---- writing ----
 
