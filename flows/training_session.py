@@ -100,8 +100,8 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
     # ---- start ----
 
     def _choose_directory(self) -> RunDirectory:
-        scratch = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="grpo-checkpoints-")))
-        origin = origin_of(self.config, self.flow_run, scratch)
+        copies = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        origin = origin_of(self.config, self.flow_run, copies)
         starts = self._count_starts(origin)
         directory = origin.directory if origin and origin.directory else super()._choose_directory()
         self.saving = Saving(self.config, directory, self.flow_run, origin)

@@ -26,6 +26,7 @@ class RunDirectory:
         hf: directory of the trained policy in Hugging Face format. hf_best: of the best checkpoint, when that is another.
         journal: one line for each transition of the ledger (`actors.rollout.journal`).
         losses: what died during the run, one JSON object per line. comparison: of a forked run with its parent (`fork.Comparison`).
+        ray_logs: what the processes of a failed run's own Ray said.
         checkpoints: where checkpoints are kept unless `checkpoint.url` says otherwise.
     """
 
@@ -34,6 +35,7 @@ class RunDirectory:
         self.config, self.summary, self.report = root / "config.yaml", root / "summary.json", root / "report.html"
         self.metrics, self.samples, self.slowest = root / "metrics.jsonl", root / "samples.jsonl", root / "slowest.jsonl"
         self.tensorboard, self.checkpoints = root / "tensorboard", root / "checkpoints"
+        self.ray_logs = root / "ray-logs"
         self.hf, self.hf_best = root / "hf", root / "hf-best"
         self.journal, self.comparison, self.losses = root / "journal.jsonl", root / "comparison.json", root / "losses.jsonl"
 

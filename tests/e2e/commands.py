@@ -11,13 +11,13 @@ from configs import settings
 from tests.conftest import ROOT
 
 
-def processes_with(mark: str) -> list[str]:
-    """Command lines of the processes whose environment holds the mark."""
-    found = []
+def processes_with(mark: str) -> dict[int, str]:
+    """Command lines, by pid, of the processes whose environment holds the mark."""
+    found = {}
     for environ in Path("/proc").glob("[0-9]*/environ"):
         try:
             if mark.encode() in environ.read_bytes():
-                found.append((environ.parent / "cmdline").read_text().replace("\0", " ")[:120])
+                found[int(environ.parent.name)] = (environ.parent / "cmdline").read_text().replace("\0", " ")[:120]
         except OSError:
             continue  # it ended while we looked, or is not ours
     return found
@@ -47,6 +47,6 @@ def has_trained(output: Path) -> bool:
 def await_none(mark: str, timeout_s: float, leaving: tuple[str, ...] = ()) -> None:
     """Until no process has the mark but those named `leaving`."""
     deadline = time.monotonic() + timeout_s
-    while left := [line for line in processes_with(mark) if not line.startswith(leaving)]:
+    while left := [line for line in processes_with(mark).values() if not line.startswith(leaving)]:
         assert time.monotonic() < deadline, left
         time.sleep(0.5)
