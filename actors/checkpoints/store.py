@@ -19,6 +19,7 @@ from actors.checkpoints.errors import CheckpointError
 from actors.checkpoints.manifest import Manifest, kept, manifest_name, step_of
 from actors.probe import probe
 from actors.storage import Content, DamagedError, Folder
+from configs.base import ConfigError
 from configs.checkpoint import CheckpointConfig
 
 _DATA, _SHARED = "data", "reference"
@@ -55,6 +56,11 @@ class CheckpointStore:
     def url(self) -> str:
         """Of the folder."""
         return self._folder.url
+
+    @property
+    def directory(self) -> Path | None:
+        """Of a store on this machine; None: it is elsewhere."""
+        return Path(self._folder.root) if self._folder.local else None
 
     def probe(self) -> None:
         """As `actors.probe.probe`."""
@@ -110,6 +116,15 @@ class CheckpointStore:
             )
         self._tidy(rules)
         return whole
+
+    def discard(self, draft: Draft) -> None:
+        """Remove what there is of a draft, unless it has become a checkpoint. Never raises: what stays is no checkpoint."""
+        try:
+            if draft.step not in self.steps() or self.at(draft.step).folder != draft.folder:
+                shutil.rmtree(draft.directory, ignore_errors=True)
+                self._folder.remove(draft.folder)
+        except (CheckpointError, ConfigError):
+            return
 
     def withdraw_after(self, step: int) -> None:
         """Remove checkpoints of later steps: the run goes on from `step`, and will come to them again."""

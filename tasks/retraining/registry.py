@@ -30,6 +30,7 @@ from pydantic import BaseModel, ValidationError, field_validator
 
 from actors.inside import inside
 from actors.probe import probe
+from actors.space import require, written
 from actors.storage import Content, Folder, numbered
 from configs.base import ConfigError
 from tasks.lease import Lease
@@ -190,10 +191,12 @@ class Registry:
             keep: number of promoted models whose files stay.
 
         Raises:
-            PromotionConflictError: the promoted model is not `attempt.parent` any more. LeaseLostError. ConfigError.
+            PromotionConflictError: the promoted model is not `attempt.parent` any more. LeaseLostError. ConfigError. NoSpaceError.
         """
         before = attempt.parent or 0
         mark = _Mark(model=f"models/{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:8]}")
+        if self.folder.local:
+            require(Path(self.folder.root), written(candidate), "the new model")
         self.folder.create(mark.name, _json(mark))
         try:
             files = self._copy(candidate, mark.model)

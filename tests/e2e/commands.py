@@ -9,6 +9,7 @@ from pathlib import Path
 
 from configs import settings
 from tests.conftest import ROOT
+from tests.disks import with_disk
 
 
 def processes_with(mark: str) -> dict[int, str]:
@@ -23,15 +24,22 @@ def processes_with(mark: str) -> dict[int, str]:
     return found
 
 
-def start_command(flow: str, output: Path, mark: str, *overrides: str) -> subprocess.Popen[str]:
+def start_command(
+    flow: str, output: Path, mark: str, *overrides: str, disk: tuple[Path, int] | None = None, **variables: str
+) -> subprocess.Popen[str]:
     """`python -m flows.<flow>`, with a Prefect server and a Ray of its own; the run writes below `output`.
+
+    Args:
+        disk: a directory and the MiB of a disk that the command finds there (tests/disks.py). variables: of its environment.
 
     Ray's workers are its own children, not forks of the tests' zygote: those would not have the mark.
     """
+    command = [sys.executable, "-m", f"flows.{flow}", f"output_dir={output}", *overrides]
+    own = {"GRPO_TEST_MARK": mark, "TESTS_ZYGOTE": "", "PREFECT_HOME": str(output / "prefect"), "PREFECT_API_URL": ""}
     return subprocess.Popen(
-        [sys.executable, "-m", f"flows.{flow}", f"output_dir={output}", *overrides],
+        with_disk(*disk, command) if disk else command,
         cwd=ROOT,
-        env=settings.child_environment(GRPO_TEST_MARK=mark, TESTS_ZYGOTE="", PREFECT_HOME=str(output / "prefect"), PREFECT_API_URL=""),
+        env=settings.child_environment(**own, **variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
