@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 # Nothing outside is asked or told: no telemetry, no update checks, no hub. A user's own value wins.
@@ -70,6 +71,21 @@ def get(name: str) -> str | None:
 def set_for_process(**values: str) -> None:
     """Set variables that a library reads at import or start in this process (an engine's KV-cache size, say)."""
     os.environ.update(values)
+
+
+@contextmanager
+def variables(**values: str) -> Iterator[None]:
+    """Inside the block these variables of this process are set; after it they are what they were."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def child_environment(**extra: str) -> dict[str, str]:

@@ -16,6 +16,7 @@ from actors.preflight import planned_memory
 from configs.base import ConfigError
 from configs.loader import dump, load, recipe_names
 from configs.run import BaseConfig, BaseRunConfig
+from tasks.scratch import scratch
 
 
 def main(flow: Any, session: Any, arguments: list[str] | None = None) -> int:
@@ -30,13 +31,14 @@ def main(flow: Any, session: Any, arguments: list[str] | None = None) -> int:
         if options.dry_run:
             print(plan(config, session))
             return 0
-        # Before anything starts: a wrong input should cost seconds. The flow checks again, for runs that a deployment started.
-        with tempfile.TemporaryDirectory() as scratch:
-            session.prepare(config, Path(scratch))
+        with scratch():
+            # Before anything starts: a wrong input should cost seconds. The flow checks again, for runs that a deployment started.
+            with tempfile.TemporaryDirectory() as model:
+                session.prepare(config, Path(model))
+            return _run(flow, options)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return _run(flow, options)
 
 
 def plan(config: BaseConfig, session: Any) -> str:

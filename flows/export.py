@@ -30,6 +30,7 @@ from flows.fork import checkpoint_of
 from flows.saving import best_of
 from tasks.checkpoint import POLICY
 from tasks.reporting.run_dir import RunDirectory
+from tasks.scratch import scratch
 
 
 def export(run: RunDirectory, at: int | None, best: bool, target: Path) -> Manifest:
@@ -48,24 +49,24 @@ def export(run: RunDirectory, at: int | None, best: bool, target: Path) -> Manif
     manifest = best_of(store) if best else store.at(step)
     if manifest is None:
         raise CheckpointError(f"{url}: no checkpoint was validated, so none is the best: say which (--at)")
-    with tempfile.TemporaryDirectory() as scratch:
+    with scratch(), tempfile.TemporaryDirectory() as place:
         supervised = yaml.safe_load(run.config.read_text()).get("flow") == "sft"
         config: RunConfig | SftConfig = load(str(run.config), (), SftConfig) if supervised else load(str(run.config))
-        model_path = prepare_model(config, Path(scratch) / "model")
+        model_path = prepare_model(config, Path(place) / "model")
         if manifest.shape != shape_digest(tensor_shapes(model_path)):
             raise CheckpointError(f"the checkpoint of step {manifest.step} is of another model than the run's {model_path}")
         with store.fetched(manifest, POLICY) as files:
-            _write(config, model_path, files / manifest.folder / POLICY, Path(scratch), target)
+            _write(config, model_path, files / manifest.folder / POLICY, Path(place), target)
     return manifest
 
 
-def _write(config: RunConfig | SftConfig, model_path: str, state: Path, scratch: Path, target: Path) -> None:
+def _write(config: RunConfig | SftConfig, model_path: str, state: Path, place: Path, target: Path) -> None:
     from actors.policy.worker import PolicyWorker  # Megatron: not for those who only ask for help
 
     optimizer = config.policy.optimizer.model_copy(update={"decay_style": "constant", "warmup_steps": 0})  # it makes no step
     here = {"device": "cpu", "parallel": ParallelConfig(), "cuda_graph": CudaGraphConfig(), "optimizer": optimizer}
     policy = config.policy.model_copy(update=here)
-    worker = PolicyWorker(policy, model_path, 0, f"file://{scratch}/rendezvous", MemoryPlane(), config.seed, 1.0)
+    worker = PolicyWorker(policy, model_path, 0, f"file://{place}/rendezvous", MemoryPlane(), config.seed, 1.0)
     worker.setup()
     try:
         worker.load_state(str(state), None)

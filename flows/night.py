@@ -91,6 +91,7 @@ class Night:
     # ---- lifetime ----
 
     def __enter__(self) -> Self:
+        self._registry.probe()  # the lease relies on it
         with ExitStack() as stack:
             stack.enter_context(self._lease.held())
             self._registry.repair()

@@ -6,6 +6,7 @@ save: draft ─► task checkpoint-N (training stands still) ─► the run's ow
 from __future__ import annotations
 
 import hashlib
+import math
 import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -18,17 +19,18 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from actors.checkpoints.errors import CheckpointError
 from actors.checkpoints.manifest import Manifest, packages, shape_digest
-from actors.checkpoints.store import CheckpointStore
+from actors.checkpoints.store import CheckpointStore, Draft
 from actors.data_plane.meta import KVBatchMeta
 from actors.models.hf import tensor_shapes
 from actors.rollout.inputs import StepInputs, remove
 from actors.rollout.journal import Opening
+from actors.space import NoSpaceError, Room, Sizes
 from actors.storage import Content
 from configs.loader import dump
 from configs.run import BaseRunConfig
 from flows.resume import Origin
 from tasks.call import quoted
-from tasks.checkpoint import JOURNAL, POLICY, checkpoint, keep_reference, publish, reference_of, restore
+from tasks.checkpoint import JOURNAL, POLICY, Cut, checkpoint, keep_reference, publish, reference_of, restore
 from tasks.reporting.run_dir import RunDirectory
 
 _STATE = "run/state.json"
@@ -68,6 +70,8 @@ class Saving:
         self._shared: dict[str, Content] = {}  # reference weights, and the journal up to the last checkpoint
         self._journal_since = 0 if config.flow == "grpo" else None  # nothing else has a ledger
         self._publishing: PrefectFuture[Manifest] | None = None
+        self._room: Room | None = None
+        self.is_full = False  # the checkpoint that was begun last is the last one that the disk has room for
 
     def opening(self, why: str) -> Opening:
         """How the run's journal begins, or goes on. Args: why: it goes back, for a person."""
@@ -80,6 +84,46 @@ class Saving:
         every = self._config.checkpoint.every_steps
         return every is not None and (last or step % every == 0)
 
+    # ---- room ----
+
+    def check_room(self, model_path: str, bytes_per_weight: int, steps: int, exports: int, *, reference: bool) -> list[str]:
+        """Before anything starts. Returns warnings.
+
+        Args:
+            bytes_per_weight: of an `hf` directory. steps: of the run. exports: `hf` directories at its end, at most.
+            reference: whether the policy will have reference weights.
+
+        Raises:
+            NoSpaceError: a disk has no room for what the run writes at least.
+        """
+        parameters = sum(math.prod(shape) for shape in tensor_shapes(model_path).values())
+        sizes = Sizes.of(parameters, bytes_per_weight, reference=reference)
+        self._room = Room(sizes, exports, self.store.directory, self._directory.root)
+        return self._room.check(self._config.checkpoint, steps)
+
+    def require_export(self) -> None:
+        """There is room for an `hf` directory.
+
+        Raises:
+            NoSpaceError: there is not.
+        """
+        with self._standing():
+            self._known_room.require_export()
+
+    @property
+    def _known_room(self) -> Room:
+        assert self._room is not None
+        return self._room
+
+    @contextmanager
+    def _standing(self) -> Iterator[None]:
+        try:
+            yield
+        except NoSpaceError as error:
+            newest = self.goes_on_from
+            stands = "there is no checkpoint" if newest is None else f"the checkpoint of step {newest.step} stands in {self.store.url}"
+            raise NoSpaceError(f"{error}; {stands}. Free some, and start again with resume={self._directory.root}") from None
+
     # ---- writing ----
 
     def save(
@@ -90,12 +134,32 @@ class Saving:
         Args:
             state: what the flow itself knows. score: of these weights, higher is better.
             with_reference: whether the policy has reference weights.
+
+        Raises:
+            NoSpaceError: there is no room for it; nothing was written.
         """
         self.wait()
         config, step = self._config, state.step
-        if with_reference and all(name.startswith(JOURNAL) for name in self._shared):
+        keeps_reference = with_reference and all(name.startswith(JOURNAL) for name in self._shared)
+        with self._standing():
+            self.is_full = self._known_room.require_checkpoint(config.checkpoint, step, len(self.store.steps()), keeps_reference)
+        if keeps_reference:
             self._keep_reference(namespace)
         draft = self.store.draft(step)
+        try:
+            cut, manifest = self._fill(draft, namespace, state, weight_version, model_path, score)
+        except BaseException:
+            self.store.discard(draft)
+            raise
+        self._publishing = publish.submit(
+            namespace, step, quoted(self.store), quoted(draft), quoted(manifest), config.checkpoint, self._directory.inputs
+        )
+        return cut.metrics
+
+    def _fill(
+        self, draft: Draft, namespace: str, state: RunState, weight_version: int, model_path: str, score: float | None
+    ) -> tuple[Cut, Manifest]:
+        config, step = self._config, state.step
         cut = checkpoint(namespace, step, draft.directory, quoted(self.store), self._journal_since, config.checkpoint.timeout_s)
         self._shared |= cut.journal
         if cut.line is not None:
@@ -111,10 +175,7 @@ class Saving:
             shape=shape_digest(tensor_shapes(model_path)), config=config.model_dump(mode="json"), packages=packages(),
             folder=draft.folder, files={}, shared=dict(self._shared), journal=cut.line,
         )  # fmt: skip
-        self._publishing = publish.submit(
-            namespace, step, quoted(self.store), quoted(draft), quoted(manifest), config.checkpoint, self._directory.inputs
-        )
-        return cut.metrics
+        return cut, manifest
 
     def wait(self) -> None:
         """The checkpoint that is being written is published when this returns.
@@ -125,6 +186,7 @@ class Saving:
         publishing, self._publishing = self._publishing, None
         if publishing is not None:
             self.goes_on_from, self._source = publishing.result(), self.store
+            self._known_room.learn(sum(content.size for content in self.goes_on_from.files.values()))
 
     def give_up_writing(self) -> None:
         """A part of the run is lost: what was being written may become a checkpoint, or not."""

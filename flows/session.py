@@ -37,7 +37,7 @@ from configs.run import BaseConfig, BaseRunConfig
 from tasks import events
 from tasks.actor_logs import ActorLogs
 from tasks.call import quoted
-from tasks.cluster import cluster
+from tasks.cluster import cluster, keep_logs
 from tasks.handles import EvaluationActors, RunActors
 from tasks.launch import logical_cpus, logical_gpus, stop
 from tasks.publish import Publisher
@@ -47,6 +47,7 @@ from tasks.reporting.run_dir import RunDirectory
 from tasks.reporting.summary import Summary, render_summary_text
 from tasks.reporting.terminal import Progress
 from tasks.reporting.views import VIEWS, FlowName
+from tasks.scratch import scratch
 from tasks.train import train, withdraw
 
 type Metrics = dict[str, float]
@@ -127,11 +128,15 @@ class Session[C: BaseRunConfig | EvaluateConfig, A: RunActors | EvaluationActors
 
     def __enter__(self) -> Self:
         self.publisher = Publisher(self.flow)
-        self.directory = self._choose_directory()
-        self.directory.config.write_text(dump(self.config))
-        self._files = self._stack.enter_context(ExitStack())
-        self._open_files()
-        self.progress = self._stack.enter_context(Progress(VIEWS[self.flow].line))
+        with ExitStack() as opening:
+            opening.push(self._stack)  # closed when something fails here
+            self._stack.enter_context(scratch())
+            self.directory = self._choose_directory()
+            self.directory.config.write_text(dump(self.config))
+            self._files = self._stack.enter_context(ExitStack())
+            self._open_files()
+            self.progress = self._stack.enter_context(Progress(VIEWS[self.flow].line))
+            opening.pop_all()
         try:
             self._open()
         except BaseException as error:
@@ -191,6 +196,8 @@ class Session[C: BaseRunConfig | EvaluateConfig, A: RunActors | EvaluationActors
             write_report(self.directory)
             self.publisher.finish(self.directory, summary)
             self.progress.note(f"{render_summary_text(summary)}\nreport: {self.directory.report}")
+            if self._status == "failed":
+                keep_logs(self.directory.ray_logs)
 
     # ---- inside the loop ----
 

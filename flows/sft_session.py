@@ -22,7 +22,6 @@ from flows.session import Metrics, Prepared, Step
 from flows.shards import in_lanes, room
 from flows.training_session import TrainingSession
 from tasks.call import quoted
-from tasks.checkpoint import export_hf
 from tasks.clear import clear
 from tasks.cluster import cluster
 from tasks.handles import RunActors
@@ -130,6 +129,10 @@ class SftSession(TrainingSession[SftConfig]):
         self._validation_losses, self._tflops, self._best = dict(state.losses), dict(state.tflops), state.best
 
     @property
+    def _exports(self) -> int:
+        return 1
+
+    @property
     def _optimizer(self) -> OptimizerConfig:
         return self.config.policy.optimizer.over(self.steps)
 
@@ -149,7 +152,7 @@ class SftSession(TrainingSession[SftConfig]):
         self.saving.wait()
         with self.time("export"), self.progress.phase("writing the trained model"):
             self._load_best()
-            export_hf(self.namespace, str(self.directory.hf), self.config.deadlines.policy_stage)
+            self._export(self.directory.hf)
 
     # ---- steps ----
 

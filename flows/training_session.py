@@ -22,6 +22,7 @@ from actors.data_plane.interface import DataPlaneGoneError
 from actors.generation.types import EngineDiedError, GenerationTimeoutError, NoEngineError
 from actors.policy.device import PeerLostError
 from actors.rollout.ledger_actor import LedgerClosedError, LedgerStalledError
+from actors.space import NoSpaceError
 from actors.storage import Folder
 from actors.waiting import ActorGoneError, ActorTimeoutError
 from configs.policy import OptimizerConfig
@@ -90,6 +91,11 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         """Whether the policy has reference weights."""
         return False
 
+    @property
+    def _exports(self) -> int:
+        """`hf` directories that the end writes, at most."""
+        return 1 + self.config.checkpoint.keep_best
+
     @abstractmethod
     def _score(self, step: int) -> float | None:
         """Of the weights after `step` steps, higher is better; None: they were not validated."""
@@ -100,8 +106,8 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
     # ---- start ----
 
     def _choose_directory(self) -> RunDirectory:
-        scratch = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="grpo-checkpoints-")))
-        origin = origin_of(self.config, self.flow_run, scratch)
+        copies = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        origin = origin_of(self.config, self.flow_run, copies)
         starts = self._count_starts(origin)
         directory = origin.directory if origin and origin.directory else super()._choose_directory()
         self.saving = Saving(self.config, directory, self.flow_run, origin)
@@ -145,8 +151,11 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
             self.publisher.update(row.pop("step"), row)
 
     def _prepare(self) -> Prepared:
-        self._prepared = super()._prepare()
-        self.saving.check(self._prepared.model_path)
+        self._prepared = prepared = super()._prepare()
+        self.saving.check(prepared.model_path)
+        width = 4 if self.config.policy.dtype == "float32" else 2
+        for warning in self.saving.check_room(prepared.model_path, width, prepared.steps, self._exports, reference=self._has_reference):
+            self.say(warning)
         return self._prepared
 
     def resume(self) -> bool:
@@ -193,6 +202,12 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
             self.progress.note(f"asked to end: saved after step {step}; resume={self.directory.root} goes on from there")
             self.export()
             self._stopping.end_if_asked()
+        if self.saving.is_full and not self.is_last(step):
+            self.saving.wait()
+            raise NoSpaceError(
+                f"{self.saving.store.url}: the disk has no room for another checkpoint and the trained model: saved after step {step}, "
+                f"and ended. Free some, and start again with resume={self.directory.root}"
+            )
 
     def save(self, step: int) -> None:
         """One cut after this step; its files are written while the run goes on."""
@@ -209,9 +224,13 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         """The trained policy as a Hugging Face directory: the last weights, and beside them the best, where those are others."""
         self.saving.wait()
         with self.time("export"), self.progress.phase("writing the trained model"):
-            export_hf(self.namespace, str(self.directory.hf), self.config.deadlines.policy_stage)
+            self._export(self.directory.hf)
             if self._load_best():
-                export_hf(self.namespace, str(self.directory.hf_best), self.config.deadlines.policy_stage)
+                self._export(self.directory.hf_best)
+
+    def _export(self, target: Path) -> None:
+        self.saving.require_export()
+        export_hf(self.namespace, str(target), self.config.deadlines.policy_stage)
 
     def _load_best(self) -> bool:
         """The weights become those of the best checkpoint. False: they are, or none was validated."""

@@ -7,6 +7,7 @@ publish-checkpoint-N  files written ─► digests ─► upload ─► manifest
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,8 +45,17 @@ class Cut:
 
 @task(name="export-hf", task_run_name="export-hf", **RETRIED)
 def export_hf(namespace: str, path: str, timeout_s: float) -> str:
-    """Write `path` so that transformers and vLLM load it."""
-    ask(namespace, names.POLICY, timeout_s + _GRACE_S, PolicyGroup.save_hf, path)
+    """Write `path` so that transformers and vLLM load it: whole, or as it was before."""
+    target = Path(path)
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+    try:
+        ask(namespace, names.POLICY, timeout_s + _GRACE_S, PolicyGroup.save_hf, str(partial))
+        shutil.rmtree(target, ignore_errors=True)
+        partial.replace(target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     return path
 
 
@@ -81,8 +91,12 @@ def publish(
     Raises:
         CheckpointError, ConfigError: it could not be written; what was published before stands.
     """
-    ask(namespace, names.POLICY, 2 * rules.timeout_s, PolicyGroup.wait_for_save, rules.timeout_s)
-    whole = store.publish(draft, manifest, rules)
+    try:
+        ask(namespace, names.POLICY, 2 * rules.timeout_s, PolicyGroup.wait_for_save, rules.timeout_s)
+        whole = store.publish(draft, manifest, rules)
+    except BaseException:
+        store.discard(draft)
+        raise
     remove(inputs, after=0, until=store.steps()[0])
     return whole
 

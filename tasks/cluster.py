@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import signal
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
 import ray
 
 from configs import settings
 from configs.base import ConfigError
 from configs.run import RayConfig
+from tasks.scratch import note_raylet, scratch
 
 _PROBE_TIMEOUT_S = 5.0
 
@@ -28,6 +32,11 @@ def cluster(config: RayConfig, namespace: str, num_cpus: int, num_gpus: int | No
     if ray.is_initialized():
         yield "the Ray cluster that this process has joined"
         return
+    with scratch() as place:
+        yield from _cluster(config, namespace, num_cpus, num_gpus, place)
+
+
+def _cluster(config: RayConfig, namespace: str, num_cpus: int, num_gpus: int | None, place: Path) -> Iterator[str]:
     address = config.address or settings.ray_address()
     # ray.init puts its own SIGTERM handler in place of Prefect's, and a cancelled run would then end as Crashed.
     handler = signal.getsignal(signal.SIGTERM)
@@ -44,10 +53,12 @@ def cluster(config: RayConfig, namespace: str, num_cpus: int, num_gpus: int | No
                 num_gpus=num_gpus,
                 object_store_memory=config.object_store_mib * 2**20,
                 include_dashboard=False,
+                _temp_dir=str(place),
                 _node_ip_address="127.0.0.1",  # else every service of the cluster listens on the network card
                 log_to_driver=False,
                 logging_level=logging.ERROR,  # the terminal belongs to the run's progress
             )
+        note_raylet(place, _own_node().all_processes["raylet"][0].process.pid)
         where = "a Ray cluster of its own"
     _restore(handler)
     try:
@@ -55,6 +66,16 @@ def cluster(config: RayConfig, namespace: str, num_cpus: int, num_gpus: int | No
     finally:
         ray.shutdown()
         _restore(handler)
+
+
+def keep_logs(target: Path) -> None:
+    """Copy the logs of a cluster of this process's own, which end with it, into the directory. Nothing happens without one."""
+    if ray.is_initialized() and (node := _own_node()) is not None and node.is_head():
+        shutil.copytree(node.get_logs_dir_path(), target, dirs_exist_ok=True, ignore_dangling_symlinks=True)
+
+
+def _own_node() -> Any:
+    return ray._private.worker._global_node  # Ray tells its pids and directories nowhere else
 
 
 def _join(address: str, namespace: str) -> None:

@@ -48,7 +48,7 @@ from configs.sft import SftConfig
 from tasks.call import STAGE
 from tasks.handles import EvaluationActors, RunActors
 from tasks.placement import place
-from tasks.standing import keep_standing
+from tasks.standing import end, keep_standing
 
 
 def planned_actors(config: RunConfig) -> list[tuple[str, str]]:
@@ -294,8 +294,7 @@ def stop(namespace: str, address: DataPlaneAddress | None = None) -> None:
     handles = _handles.pop(namespace, {})
     if not ray.is_initialized():
         return
-    for handle in reversed(handles.values()):
-        ray.kill(handle)
+    end(handles)
     if address is not None:
         queue.stop(address)
 

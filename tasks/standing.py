@@ -20,6 +20,7 @@ from tasks.handles import RunActors
 
 _ANSWER_S = 15.0
 _GONE_S = 60.0
+_LEAVE_S = 3.0  # Prefect kills a run that was cancelled: see checkpoint.grace_s
 
 
 def keep_standing(namespace: str, handles: Mapping[str, Any], before: RunActors) -> dict[str, Any]:
@@ -33,12 +34,19 @@ def keep_standing(namespace: str, handles: Mapping[str, Any], before: RunActors)
         questions[names.ENVIRONMENT] = handles[names.ENVIRONMENT].__ray_call__.remote(_nothing)
     asked = outcomes(questions, what="are you there", timeout_s=_ANSWER_S)
     stay = {name: handles[name] for name, _, error in asked if error is None}
-    for name, handle in handles.items():
-        if name not in stay:
-            ray.kill(handle)
+    end({name: handle for name, handle in handles.items() if name not in stay})
     queue.stop(before.address)
     _wait_until_gone(namespace, set(stay))
     return {name: handle for name, handle in handles.items() if name in stay}
+
+
+def end(handles: Mapping[str, Any]) -> None:
+    """End these actors, the newest first; the policy's in its own way for a moment: what is killed leaves Ray's semaphores behind."""
+    if (policy := handles.get(names.POLICY)) is not None:
+        for leave in (policy.close, policy.__ray_terminate__):
+            ray.wait([leave.remote()], timeout=_LEAVE_S)
+    for handle in reversed(list(handles.values())):
+        ray.kill(handle)
 
 
 def _wait_until_gone(namespace: str, stay: set[str]) -> None:

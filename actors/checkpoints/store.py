@@ -17,6 +17,7 @@ from pathlib import Path
 
 from actors.checkpoints.errors import CheckpointError
 from actors.checkpoints.manifest import Manifest, kept, manifest_name, step_of
+from actors.probe import probe
 from actors.storage import Content, DamagedError, Folder
 from configs.base import ConfigError
 from configs.checkpoint import CheckpointConfig
@@ -56,20 +57,14 @@ class CheckpointStore:
         """Of the folder."""
         return self._folder.url
 
-    def probe(self) -> None:
-        """See that the store takes writes, and does not let a second writer have a name that is taken.
+    @property
+    def directory(self) -> Path | None:
+        """Of a store on this machine; None: it is elsewhere."""
+        return Path(self._folder.root) if self._folder.local else None
 
-        Raises:
-            ConfigError: it does not.
-        """
-        name = f"probe-{uuid.uuid4().hex}"
-        first, second = (self._folder.create(name, content) for content in (b"first", b"second"))
-        self._folder.remove(name)
-        if not first or second:
-            raise ConfigError(
-                f"checkpoint.url: {self.url} ignores conditional writes (a name that was taken was written again): two runs could "
-                "overwrite each other. Take another store"
-            )
+    def probe(self) -> None:
+        """As `actors.probe.probe`."""
+        probe(self._folder)
 
     # ---- writing ----
 
@@ -121,6 +116,15 @@ class CheckpointStore:
             )
         self._tidy(rules)
         return whole
+
+    def discard(self, draft: Draft) -> None:
+        """Remove what there is of a draft, unless it has become a checkpoint. Never raises: what stays is no checkpoint."""
+        try:
+            if draft.step not in self.steps() or self.at(draft.step).folder != draft.folder:
+                shutil.rmtree(draft.directory, ignore_errors=True)
+                self._folder.remove(draft.folder)
+        except (CheckpointError, ConfigError):
+            return
 
     def withdraw_after(self, step: int) -> None:
         """Remove checkpoints of later steps: the run goes on from `step`, and will come to them again."""

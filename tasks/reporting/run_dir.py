@@ -27,6 +27,7 @@ class RunDirectory:
         journal: one line for each transition of the ledger (`actors.rollout.journal`).
         losses: what died during the run, one JSON object per line. comparison: of a forked run with its parent (`fork.Comparison`).
         inputs: what steps were made from (`actors.rollout.inputs`).
+        ray_logs: what the processes of a failed run's own Ray said.
         checkpoints: where checkpoints are kept unless `checkpoint.url` says otherwise.
     """
 
@@ -35,6 +36,7 @@ class RunDirectory:
         self.config, self.summary, self.report = root / "config.yaml", root / "summary.json", root / "report.html"
         self.metrics, self.samples, self.slowest = root / "metrics.jsonl", root / "samples.jsonl", root / "slowest.jsonl"
         self.tensorboard, self.checkpoints, self.inputs = root / "tensorboard", root / "checkpoints", root / "inputs"
+        self.ray_logs = root / "ray-logs"
         self.hf, self.hf_best = root / "hf", root / "hf-best"
         self.journal, self.comparison, self.losses = root / "journal.jsonl", root / "comparison.json", root / "losses.jsonl"
 

@@ -2,13 +2,14 @@
 
 registry/
 ├── lineage/000001.json      one promotion each, never changed; the highest number is the promoted model
-├── models/20250102-.../     Hugging Face directories; one that no lineage names belongs to a night that did not end well
+├── models/20250102-.../     Hugging Face directories
+├── made/20250102-....json   a mark for each of them, written before it: nothing else in models/ is ever removed
 ├── current.json             a copy of the newest lineage, for programs that want one fixed name to look at
 ├── rejected/<attempt>.json  what was tried and not promoted, so that it is not tried again
 └── lease/000007.json        who retrains now (lease.py)
 
-promote: copy the model ─► see that the lease is held ─► create lineage/N+1 ─► replace current.json ─► remove old models
-                                                         ▲ the promotion: before it the old model is promoted, after it the new one
+promote: mark ─► copy the model ─► see that the lease is held ─► create lineage/N+1 ─► replace current.json ─► remove old models
+                                                                  ▲ the promotion: before it the old model is promoted, after it the new one
 
 Creating N+1 fails if there is one: of two runs that trained from N only one can promote. A crash after it leaves current.json one
 promotion behind, until `repair`, with which every night begins.
@@ -18,13 +19,18 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, field_validator
 
+from actors.inside import inside
+from actors.probe import probe
+from actors.space import require, written
 from actors.storage import Content, Folder, numbered
 from configs.base import ConfigError
 from tasks.lease import Lease
@@ -33,6 +39,8 @@ from tasks.retraining.decision import Scores
 _log = logging.getLogger(__name__)
 _FIELD = "registry.url"
 _CURRENT = "current.json"
+_MADE = "made"
+_MODEL = re.compile(r"models/\d{8}-\d{6}-[0-9a-f]{8}")
 
 
 class PromotionConflictError(RuntimeError):
@@ -64,6 +72,21 @@ class Attempt(BaseModel, frozen=True, extra="forbid"):
     reason: str
 
 
+class _Mark(BaseModel, frozen=True, extra="forbid"):
+    """Says that the registry made a folder, and so may remove it."""
+
+    model: str
+
+    @field_validator("model")
+    @classmethod
+    def _is_a_model(cls, model: str) -> str:
+        return _model_folder(model)
+
+    @property
+    def name(self) -> str:
+        return f"{_MADE}/{self.model.rpartition('/')[2]}.json"
+
+
 class Promotion(Attempt):
     """One entry of the lineage.
 
@@ -76,6 +99,18 @@ class Promotion(Attempt):
     model: str
     files: dict[str, Content]
     consumed: dict[str, Content]
+
+    @field_validator("model")
+    @classmethod
+    def _model_is_inside(cls, model: str) -> str:
+        return _model_folder(model)
+
+    @field_validator("files")
+    @classmethod
+    def _files_are_inside(cls, files: dict[str, Content]) -> dict[str, Content]:
+        for name in files:
+            inside(name)
+        return files
 
 
 class Registry:
@@ -92,6 +127,10 @@ class Registry:
     def lease_folder(self) -> Folder:
         """Where `Lease` keeps its files."""
         return Folder(f"{self.folder.url}/lease", _FIELD)
+
+    def probe(self) -> None:
+        """As `actors.probe.probe`, before anything is written."""
+        probe(self.folder)
 
     def current(self) -> Promotion | None:
         """The promoted model, or None before the first."""
@@ -152,19 +191,23 @@ class Registry:
             keep: number of promoted models whose files stay.
 
         Raises:
-            PromotionConflictError: the promoted model is not `attempt.parent` any more. LeaseLostError. ConfigError.
+            PromotionConflictError: the promoted model is not `attempt.parent` any more. LeaseLostError. ConfigError. NoSpaceError.
         """
         before = attempt.parent or 0
-        model = f"models/{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:8]}"
-        files = {}
-        for path in sorted(path for path in candidate.rglob("*") if path.is_file()):
-            name = path.relative_to(candidate).as_posix()
-            self.folder.put(path, f"{model}/{name}")
-            files[name] = Content.of_file(path)
-        promotion = Promotion(**dict(attempt), number=before + 1, model=model, files=files, consumed=dict(consumed))
-        lease.check()
+        mark = _Mark(model=f"models/{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:8]}")
+        if self.folder.local:
+            require(Path(self.folder.root), written(candidate), "the new model")
+        self.folder.create(mark.name, _json(mark))
+        try:
+            files = self._copy(candidate, mark.model)
+            promotion = Promotion(**dict(attempt), number=before + 1, model=mark.model, files=files, consumed=dict(consumed))
+            lease.check()
+        except Exception:
+            with suppress(ConfigError):  # the next night removes it
+                self._remove(mark)
+            raise
         if self.folder.last("lineage") != before or not self.folder.create(_lineage(before + 1), _json(promotion)):
-            self.folder.remove(model)
+            self._remove(mark)
             raise PromotionConflictError(
                 f"another run promoted model {self.folder.last('lineage')} into {self.folder.url} since this one began with model "
                 f"{attempt.parent}: this night's model was not promoted"
@@ -183,21 +226,39 @@ class Registry:
         return None if content is None else Attempt.model_validate_json(content)
 
     def repair(self) -> None:
-        """Bring current.json up to the lineage."""
-        last = self.folder.last("lineage")
+        """Bring current.json up to the lineage.
+
+        Raises:
+            ConfigError: there is a current.json that no registry has written.
+        """
+        last, mirror = self.folder.last("lineage"), self.folder.read(_CURRENT)
+        if mirror is not None and _parsed(Promotion, mirror) is None:
+            raise ConfigError(f"{_FIELD}: {self.folder.url}/{_CURRENT} is no registry's: give the registry a folder of its own")
         content = self.folder.read(_lineage(last)) if last else None
         if content is None:
             self.folder.remove(_CURRENT)
-        elif content != self.folder.read(_CURRENT):
+        elif content != mirror:
             self.folder.replace(_CURRENT, content)
+
+    def _copy(self, candidate: Path, model: str) -> dict[str, Content]:
+        files = {}
+        for path in sorted(path for path in candidate.rglob("*") if path.is_file()):
+            name = path.relative_to(candidate).as_posix()
+            files[name] = self.folder.put(path, f"{model}/{name}")
+        return files
+
+    def _remove(self, mark: _Mark) -> None:
+        self.folder.remove(mark.model)
+        self.folder.remove(mark.name)
 
     def _prune(self, keep: int) -> None:
         try:
             last = self.folder.last("lineage")
             kept = {self.promotion(number).model for number in range(max(1, last - keep + 1), last + 1)}
-            for name in self.folder.names("models"):
-                if f"models/{name}" not in kept:
-                    self.folder.remove(f"models/{name}")
+            for name in self.folder.names(_MADE):
+                mark = _parsed(_Mark, self.folder.read(f"{_MADE}/{name}") or b"")
+                if mark is not None and mark.name == f"{_MADE}/{name}" and mark.model not in kept:
+                    self._remove(mark)
         except Exception:  # noqa: BLE001  (a store that lets nobody remove old models ends no night)
             _log.warning("old models of %s could not be removed", self.folder.url, exc_info=True)
 
@@ -217,6 +278,19 @@ def why_skip(new: int, at_least: int, url: str, parent: int | None, tried: Attem
     if tried is not None:
         return f"nothing new under {url} since {tried.time}, when the same was tried and not promoted ({tried.reason})"
     return None
+
+
+def _model_folder(name: str) -> str:
+    if not _MODEL.fullmatch(name):
+        raise ValueError(f"{name!r} is no folder of a promoted model")
+    return name
+
+
+def _parsed[M: BaseModel](record: type[M], content: bytes) -> M | None:
+    try:
+        return record.model_validate_json(content)
+    except ValidationError:
+        return None
 
 
 def _lineage(number: int) -> str:

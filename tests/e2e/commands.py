@@ -9,29 +9,37 @@ from pathlib import Path
 
 from configs import settings
 from tests.conftest import ROOT
+from tests.disks import with_disk
 
 
-def processes_with(mark: str) -> list[str]:
-    """Command lines of the processes whose environment holds the mark."""
-    found = []
+def processes_with(mark: str) -> dict[int, str]:
+    """Command lines, by pid, of the processes whose environment holds the mark."""
+    found = {}
     for environ in Path("/proc").glob("[0-9]*/environ"):
         try:
             if mark.encode() in environ.read_bytes():
-                found.append((environ.parent / "cmdline").read_text().replace("\0", " ")[:120])
+                found[int(environ.parent.name)] = (environ.parent / "cmdline").read_text().replace("\0", " ")[:120]
         except OSError:
             continue  # it ended while we looked, or is not ours
     return found
 
 
-def start_command(flow: str, output: Path, mark: str, *overrides: str) -> subprocess.Popen[str]:
+def start_command(
+    flow: str, output: Path, mark: str, *overrides: str, disk: tuple[Path, int] | None = None, **variables: str
+) -> subprocess.Popen[str]:
     """`python -m flows.<flow>`, with a Prefect server and a Ray of its own; the run writes below `output`.
+
+    Args:
+        disk: a directory and the MiB of a disk that the command finds there (tests/disks.py). variables: of its environment.
 
     Ray's workers are its own children, not forks of the tests' zygote: those would not have the mark.
     """
+    command = [sys.executable, "-m", f"flows.{flow}", f"output_dir={output}", *overrides]
+    own = {"GRPO_TEST_MARK": mark, "TESTS_ZYGOTE": "", "PREFECT_HOME": str(output / "prefect"), "PREFECT_API_URL": ""}
     return subprocess.Popen(
-        [sys.executable, "-m", f"flows.{flow}", f"output_dir={output}", *overrides],
+        with_disk(*disk, command) if disk else command,
         cwd=ROOT,
-        env=settings.child_environment(GRPO_TEST_MARK=mark, TESTS_ZYGOTE="", PREFECT_HOME=str(output / "prefect"), PREFECT_API_URL=""),
+        env=settings.child_environment(**own, **variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -47,6 +55,6 @@ def has_trained(output: Path) -> bool:
 def await_none(mark: str, timeout_s: float, leaving: tuple[str, ...] = ()) -> None:
     """Until no process has the mark but those named `leaving`."""
     deadline = time.monotonic() + timeout_s
-    while left := [line for line in processes_with(mark) if not line.startswith(leaving)]:
+    while left := [line for line in processes_with(mark).values() if not line.startswith(leaving)]:
         assert time.monotonic() < deadline, left
         time.sleep(0.5)

@@ -19,6 +19,7 @@ from tasks.lease import Lease, LeaseLostError
 from tasks.retraining.decision import Scores
 from tasks.retraining.registry import Attempt, Promotion, PromotionConflictError, Registry, why_skip
 from tests.conftest import ROOT
+from tests.stores import memory
 
 FILES = {"config.json": 40, "model.safetensors": 100_000, "tokenizer.json": 500}
 
@@ -179,10 +180,80 @@ def test_who_lost_the_lease_does_not_promote(url: str, candidate: Callable[[int]
 
 def test_old_models_go_and_lineage_stays(url: str, candidate: Callable[[int], Path]) -> None:
     registry = Registry(url)
-    registry.folder.replace("models/half/model.safetensors", b"left by a night that was killed")
+    with pytest.MonkeyPatch.context() as patch:
+        crash_at(patch, 3, after=True)
+        with pytest.raises(Crash):
+            registry.promote(candidate(9), attempt(None), {}, Lease(registry.lease_folder, "killed", 60), 2)
+    assert len(registry.folder.names("models")) == 1  # half a model
     promotions = [promote(registry, candidate(number), number - 1 or None, keep=2) for number in range(1, 5)]
     assert sorted(f"models/{name}" for name in registry.folder.names("models")) == sorted(one.model for one in promotions[-2:])
     assert registry.folder.names("lineage") == [f"{number:06d}.json" for number in range(1, 5)]
+
+
+def test_what_the_registry_did_not_make_stays(url: str, candidate: Callable[[int], Path]) -> None:
+    """A registry at the root of a project: its `models` hold others' work, also under a name as the registry gives it."""
+    registry = Registry(url)
+    others = ["models/Qwen2.5-0.5B-Instruct/model.safetensors", "models/20240101-000000-0123abcd/model.safetensors", "made/notes.json"]
+    marks = {
+        "made/20240101-000000-0123abcd.json": json.dumps({"model": "models/Qwen2.5-0.5B-Instruct"}).encode(),
+        "made/a.json": json.dumps({"model": "models/20240101-000000-0123abcd"}).encode(),
+        "made/b.json": json.dumps({"model": "models/../elsewhere"}).encode(),
+    }
+    for name, content in ({name: name.encode() for name in [*others, "elsewhere/x"]} | marks).items():
+        registry.folder.replace(name, content)
+    promotions = [promote(registry, candidate(number), number - 1 or None, keep=1) for number in range(1, 4)]
+    for name in [*others, "elsewhere/x"]:
+        assert registry.folder.read(name) == name.encode()
+    left = {f"models/{name}" for name in registry.folder.names("models")}
+    assert left == {promotions[-1].model, *(str(Path(name).parent) for name in others if name.startswith("models"))}
+    assert set(registry.folder.names("made")) == {Path(name).name for name in [*marks, "made/notes.json", f"{promotions[-1].model}.json"]}
+
+
+def test_a_file_called_current_that_is_not_the_registry_s_stays(url: str, candidate: Callable[[int], Path]) -> None:
+    registry = Registry(url)
+    registry.folder.replace("current.json", b'{"mine": 1}')
+    with pytest.raises(ConfigError, match=r"current\.json is no registry's: give the registry a folder of its own"):
+        promote(registry, candidate(1), None)
+    assert registry.folder.read("current.json") == b'{"mine": 1}'
+
+
+def test_a_promotion_that_fails_leaves_nothing(url: str, candidate: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    registry, put = Registry(url), Folder.put
+
+    def failing(self: Folder, source: Path, name: str) -> Content:
+        if name.endswith("tokenizer.json"):
+            raise ConfigError("the store is full")
+        return put(self, source, name)
+
+    monkeypatch.setattr(Folder, "put", failing)
+    with pytest.raises(ConfigError, match="the store is full"):
+        promote(registry, candidate(1), None)
+    assert [name for name in registry.folder.names(below=True) if not name.startswith("lease/")] == []
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/x", "..\\x", "C:/x", "C:x", "", "a\0b", ".", "a/", "./a", "a//b"])
+def test_names_that_lead_out_are_damage(url: str, candidate: Callable[[int], Path], tmp_path: Path, name: str) -> None:
+    registry = Registry(url)
+    promotion = promote(registry, candidate(1), None)
+    whole = promotion.model_dump(mode="json")
+    content = b"from outside"
+    for field, value in (("files", {name: Content.of(content).model_dump()}), ("model", name), ("model", f"models/{name}")):
+        registry.folder.replace("lineage/000001.json", json.dumps(whole | {field: value}).encode())
+        with pytest.raises(ConfigError, match=r"lineage/000001\.json is damaged: Value error, .*(leads out of|no folder of)"):
+            registry.fetch(registry.promotion(1), tmp_path / "scratch" / "deep")
+    assert not (tmp_path / "scratch").exists()
+
+
+def test_a_store_that_ignores_conditional_writes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry(memory())
+    registry.probe()
+    assert registry.folder.names() == []
+    kind = type(registry.folder.fs)
+    original = kind.pipe_file
+    monkeypatch.setattr(kind, "pipe_file", lambda self, path, value, mode="overwrite", **more: original(self, path, value, **more))
+    with pytest.raises(ConfigError, match=r"registry\.url: memory://\w+ ignores conditional writes"):
+        registry.probe()
+    assert registry.folder.names() == []
 
 
 def test_a_model_that_vanished_or_is_damaged(url: str, candidate: Callable[[int], Path], tmp_path: Path) -> None:
