@@ -27,6 +27,8 @@ from pydantic import BaseModel
 
 from configs.base import ConfigError
 
+_TWINS = ("s3fs", "gcsfs")  # each release wants fsspec of its own version
+
 
 class DamagedError(RuntimeError):
     """A file is missing, or is not the one that was written. The message names it."""
@@ -50,6 +52,15 @@ class Content(BaseModel, frozen=True, extra="forbid"):
             return cls(size=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
 
 
+def reason(error: Exception) -> str:
+    """In one line, why storage cannot be used; of a client that is not installed, the command that installs it."""
+    cause = error.__cause__
+    if isinstance(error, ImportError) and isinstance(cause, ModuleNotFoundError) and cause.name:
+        package = f"{cause.name}=={fsspec.__version__}" if cause.name in _TWINS else cause.name
+        return f"the package {cause.name} is not installed: pip install {package}"
+    return f"{type(error).__name__}: {' '.join(str(error).split()) or 'no reason given'}"
+
+
 def _reaches[**P, R](method: Callable[Concatenate[Folder, P], R]) -> Callable[Concatenate[Folder, P], R]:
     """What goes wrong in the method becomes one line that names the field and the URL: a ConfigError."""
 
@@ -62,8 +73,7 @@ def _reaches[**P, R](method: Callable[Concatenate[Folder, P], R]) -> Callable[Co
         except ConfigError:
             raise
         except Exception as error:  # every store behind fsspec has exceptions of its own
-            why = " ".join(str(error).split()) or "no reason given"
-            raise ConfigError(f"{self.field}: cannot reach {self.url}: {type(error).__name__}: {why}") from error
+            raise ConfigError(f"{self.field}: cannot reach {self.url}: {reason(error)}") from error
 
     return guarded
 
@@ -129,7 +139,8 @@ class Folder:
         found: list[str] = []
         with suppress(FileNotFoundError):
             found = self.fs.find(path) if below else self.fs.ls(path, detail=False)
-        return sorted(str(one).rstrip("/")[len(path) + 1 :] for one in found)
+        names = (str(one).rstrip("/")[len(path) + 1 :] for one in found)
+        return sorted(filter(None, names))  # S3's console makes a folder by an empty object with the folder's own name
 
     def numbers(self, name: str = "") -> list[int]:
         """The numbers of the `numbered` files in the folder `name`, ascending."""
@@ -155,8 +166,8 @@ class Folder:
                 self._write(name, content, os.link)
             else:
                 self.fs.pipe_file(self.path(name), content, mode="create")
-        except OSError:
-            # The name was taken; or the file was stored and the store's answer was lost.
+        except Exception:
+            # The name was taken; or the file was stored and the store's answer was lost. Every store has exceptions of its own.
             found = self.read(name)
             if found is None:
                 raise
@@ -181,7 +192,8 @@ class Folder:
     def put(self, source: Path, name: str) -> Content:
         """Copy a large local file into the folder. Readers can see it half-written: tell them its name only afterwards."""
         target, content = self.path(name), Content.of_file(source)
-        self.fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+        if self.local:  # elsewhere fsspec does it where folders exist; of an object store it would make the bucket, however mistyped
+            self.fs.makedirs(target.rpartition("/")[0], exist_ok=True)
         self.fs.put_file(str(source), target)
         if self.local:
             _sync(Path(target))

@@ -113,7 +113,8 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         self.saving = Saving(self.config, directory, self.flow_run, origin)
         self.saving.store.probe()
         url = self.saving.store.url
-        lease = Lease(Folder(f"{url}/lease", "checkpoint.url"), f"flow run {self.flow_run} trains into", _LEASE_S, again=True)
+        place = Folder(f"{url}/lease", "checkpoint.url", _LEASE_S)  # a renewal that takes longer comes too late
+        lease = Lease(place, f"flow run {self.flow_run} trains into", _LEASE_S, again=True)
         self._stack.enter_context(lease.held(wait_s=_LEASE_S + 5))  # a run that was killed holds it for a little longer
         Mark(flow_run=self.flow_run, checkpoints=url, step=origin.step if origin else None, starts=starts).write(directory)
         point_latest(directory)

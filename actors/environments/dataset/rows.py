@@ -25,6 +25,7 @@ import pyarrow.parquet as parquet
 
 from actors.environments.base import Problem
 from actors.environments.dataset.problems import problem
+from actors.storage import reason
 from configs.base import ConfigError
 from configs.environment import FieldsConfig
 
@@ -133,8 +134,8 @@ def reading(path: str, field: str) -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except (OSError, ValueError, ImportError, RecursionError, pyarrow.ArrowException) as error:
-        raise ConfigError(f"{field}: cannot read {path}: {str(error) or type(error).__name__}") from None
+    except Exception as error:  # every store behind fsspec, and every file format, has exceptions of its own
+        raise ConfigError(f"{field}: cannot read {path}: {reason(error)}") from error
 
 
 def files(path: str, field: str) -> list[tuple[str, str]]:
