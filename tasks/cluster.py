@@ -58,7 +58,7 @@ def _cluster(config: RayConfig, namespace: str, num_cpus: int, num_gpus: int | N
                 log_to_driver=False,
                 logging_level=logging.ERROR,  # the terminal belongs to the run's progress
             )
-        note_raylet(place, _own_node().all_processes["raylet"][0].process.pid)
+        note_raylet(place, _raylet())
         where = "a Ray cluster of its own"
     _restore(handler)
     try:
@@ -72,6 +72,11 @@ def keep_logs(target: Path) -> None:
     """Copy the logs of a cluster of this process's own, which end with it, into the directory. Nothing happens without one."""
     if ray.is_initialized() and (node := _own_node()) is not None and node.is_head():
         shutil.copytree(node.get_logs_dir_path(), target, dirs_exist_ok=True, ignore_dangling_symlinks=True)
+
+
+def _raylet() -> int:
+    pid: int = _own_node().all_processes["raylet"][0].process.pid
+    return pid
 
 
 def _own_node() -> Any:

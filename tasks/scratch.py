@@ -46,6 +46,7 @@ def scratch() -> Iterator[Path]:
     global _place, _users
     with _here:
         if _place is None:
+            sweep()
             _place = _enter(_base())
         _users += 1
         place = _place
@@ -59,14 +60,31 @@ def scratch() -> Iterator[Path]:
                 _open.close()
 
 
+@contextmanager
+def handed_over() -> Iterator[tuple[Path, int]]:
+    """A place for a process that outlives this one. Yields it and its lock, which that process must inherit, and then holds alone."""
+    sweep()
+    place, lock = _take(_base())
+    try:
+        yield place, lock
+    finally:
+        os.close(lock)
+
+
+def environment(place: Path) -> dict[str, str]:
+    """Variables of processes whose temporary files go to the place; compiled kernels do not: they are a cache for the runs to come."""
+    cache = settings.get("TORCHINDUCTOR_CACHE_DIR") or str(place.parent / f"torchinductor_{os.getuid()}")
+    return {"TMPDIR": str(place), "TORCHINDUCTOR_CACHE_DIR": cache}
+
+
 def note_raylet(place: Path, pid: int) -> None:
     """Ray's semaphores, which carry this pid, go with the place."""
     (place / _RAYLET).write_text(str(pid))
 
 
-def sweep(base: Path) -> None:
+def sweep() -> None:
     """Remove the places of this user's processes that have ended without."""
-    for path in base.glob(f"{_PREFIX}*"):
+    for path in _base().glob(f"{_PREFIX}*"):
         if not _NAME.fullmatch(path.name):
             continue
         with suppress(OSError):  # another start was faster
@@ -99,12 +117,13 @@ def remove_semaphores(pid: int, since_ns: int = 0) -> bool:
 
 
 def _base() -> Path:
+    if _place is not None:
+        return _place.parent
     base = Path(tempfile.gettempdir())
     return base if len(str(base)) <= _LONGEST_BASE else Path("/tmp")
 
 
 def _enter(base: Path) -> Path:
-    sweep(base)
     place, lock = _take(base)
     _open.callback(os.close, lock)
     _open.callback(_clear, place, _PATIENCE_S)
@@ -122,10 +141,8 @@ def _take(base: Path) -> tuple[Path, int]:
 
 @contextmanager
 def _temporary_files_in(place: Path) -> Iterator[None]:
-    before = tempfile.gettempdir()
-    # Compiled kernels are a cache for the runs to come.
-    cache = settings.get("TORCHINDUCTOR_CACHE_DIR") or f"{before}/torchinductor_{os.getuid()}"
-    with settings.variables(TMPDIR=str(place), TORCHINDUCTOR_CACHE_DIR=cache):
+    before = tempfile.tempdir
+    with settings.variables(**environment(place)):
         tempfile.tempdir = str(place)
         try:
             yield

@@ -98,8 +98,10 @@ class Record:
         """Where a part's output goes."""
         return self.directory / f"{name}.log"
 
-    def start(self, name: str, address: str, command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> subprocess.Popen[bytes]:
-        """Start a part and record it."""
+    def start(
+        self, name: str, address: str, command: Sequence[str], environment: Mapping[str, str], cwd: Path, holds: Sequence[int] = ()
+    ) -> subprocess.Popen[bytes]:
+        """Start a part and record it. Args: holds: file descriptors that it inherits."""
         with self.log(name).open("wb") as log:
             process = subprocess.Popen(
                 command,
@@ -109,6 +111,7 @@ class Record:
                 env=dict(environment),
                 cwd=cwd,
                 start_new_session=True,
+                pass_fds=holds,
                 # A shell starts background commands with SIGINT ignored, and children inherit that.
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )

@@ -35,6 +35,7 @@ from configs import settings
 from configs.base import ConfigError
 from flows.service import automations, runs, server
 from flows.service.parts import Part, Record, look
+from tasks import scratch
 from tasks.cluster import probe
 
 ROOT = Path(__file__).parent.parent.parent
@@ -62,6 +63,7 @@ class Up:
         self._record, self._host = record, host
         self._settings_file = home / "prefect.toml"
         self._started: list[str] = []
+        self._ray_place: Path | None = None  # of a Ray that this command has started
 
     def start(self) -> None:
         """Start what is missing, and deploy.
@@ -140,7 +142,10 @@ class Up:
             probe(configured)
         elif part is None or not part.alive():
             address = self._place(part, _RAY_PORT)
-            self._start(RAY, address, _ray_command(address, server.free_port()), self._ray_environment())
+            with scratch.handed_over() as (place, lock):
+                self._ray_place = place
+                environment = self._ray_environment() | scratch.environment(place)
+                self._start(RAY, address, _ray_command(address, server.free_port(), place), environment, lock)
 
     def _await_ray(self) -> None:
         """A part that Ray gave up on is started again: Ray waits 30 s for its own processes, which a machine at its limits can miss."""
@@ -148,12 +153,19 @@ class Up:
             return
         for attempt in range(1, _RAY_ATTEMPTS + 1):
             try:
-                return self._await(RAY, "to start", lambda: self._said(RAY, "Ray runtime started"))
+                self._await(RAY, "to start", lambda: self._said(RAY, "Ray runtime started"))
+                return self._note_raylet()
             except ConfigError:
                 if attempt == _RAY_ATTEMPTS or not self._said(RAY, _RAY_GAVE_UP):
                     raise
                 print("ray: its processes took longer to start than Ray waits for them; starting it again")
                 self._start_ray()
+
+    def _note_raylet(self) -> None:
+        if self._ray_place is not None:  # this command has started it
+            for process in self._record.parts[RAY].members():
+                if Path(f"/proc/{process.pid}/comm").read_text().strip() == "raylet":
+                    scratch.note_raylet(self._ray_place, process.pid)
 
     def _start_worker(self, client: SyncPrefectClient) -> None:
         part, address = self._record.parts.get(WORKER), f"{self.api_url} {self.ray_address}"
@@ -186,12 +198,12 @@ class Up:
     def _said(self, name: str, words: str) -> bool:
         return words in self._record.log(name).read_text(errors="replace")
 
-    def _start(self, name: str, address: str, command: list[str], environment: dict[str, str]) -> None:
+    def _start(self, name: str, address: str, command: list[str], environment: dict[str, str], *holds: int) -> None:
         print(f"{name}: starting for {address}" if name == WORKER else f"{name}: starting at {address}")
         if name in self._record.parts:
             self._stop(name)  # what a dead part has left behind
         self._started.append(name)
-        self._record.start(name, address, command, environment, ROOT)
+        self._record.start(name, address, command, environment, ROOT, holds)
 
     def _stop(self, name: str) -> None:
         if name not in self._record.parts:
@@ -200,6 +212,8 @@ class Up:
             self._remove_settings()
         # Ray ends its processes on SIGTERM; Prefect's commands end best on SIGINT.
         self._record.stop(name, signal.SIGTERM if name == RAY else signal.SIGINT, _STOP_TIMEOUT_S)
+        if name == RAY:
+            scratch.sweep()
 
     def _place(self, dead: Part | None, preferred: int) -> str:
         """host:port, where the dead part was if that is free: those who knew it find it again."""
@@ -241,12 +255,13 @@ def worker_command(pool: str, name: str) -> list[str]:
     return [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", name]
 
 
-def _ray_command(address: str, client_port: int) -> list[str]:
+def _ray_command(address: str, client_port: int, place: Path) -> list[str]:
     host, _, port = address.rpartition(":")
     cpus = max(settings.cpu_count(), _LEAST_CPUS)
     return [
         _script("ray"), "start", "--head", "--block", "--disable-usage-stats", "--include-dashboard=false",
-        f"--node-ip-address={host}", f"--port={port}", f"--num-cpus={cpus}", f"--ray-client-server-port={client_port}",
+        f"--temp-dir={place}", f"--node-ip-address={host}", f"--port={port}", f"--num-cpus={cpus}",
+        f"--ray-client-server-port={client_port}",
         # Any free port for the rest: Ray's fixed ones would keep a second cluster from starting on this machine.
         "--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0",
     ]  # fmt: skip

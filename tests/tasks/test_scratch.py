@@ -99,7 +99,7 @@ def test_the_next_start_removes_what_a_killed_process_left_and_nothing_else(base
     others[0].rmdir()
     others[0].symlink_to(target)
     with holding(os.getpid()) as (alive, living), holding(pid_in(semaphores[0])) as (killed, left):
-        sweep(base)
+        sweep()
         assert living.exists()
         assert left.exists()
         killed.kill()
@@ -143,3 +143,14 @@ def test_where_ray_s_sockets_would_have_too_long_a_path_the_place_is_in_tmp(tmp_
     deep = tmp_path / ("a" * 50)
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
     assert module._base() == Path("/tmp")
+
+
+def test_a_place_that_is_handed_over_lives_as_long_as_its_process(base: Path) -> None:
+    with module.handed_over() as (place, lock):
+        heir = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=[lock], env=module.environment(place))
+    sweep()
+    assert place.exists()
+    heir.kill()
+    heir.wait()
+    sweep()
+    assert list(base.iterdir()) == []
