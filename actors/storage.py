@@ -26,6 +26,8 @@ from fsspec.implementations.local import LocalFileSystem
 from pydantic import BaseModel
 
 from configs.base import ConfigError
+from configs.redaction import redacted
+from configs.secrets import resolve
 
 
 class DamagedError(RuntimeError):
@@ -61,9 +63,11 @@ def _reaches[**P, R](method: Callable[Concatenate[Folder, P], R]) -> Callable[Co
             return _within(self.timeout_s, lambda: method(self, *args, **kwargs))
         except ConfigError:
             raise
-        except Exception as error:  # every store behind fsspec has exceptions of its own
+        except Exception as error:  # noqa: BLE001  (every store behind fsspec has exceptions of its own)
             why = " ".join(str(error).split()) or "no reason given"
-            raise ConfigError(f"{self.field}: cannot reach {self.url}: {type(error).__name__}: {why}") from error
+            shown = redacted(why)  # a client's message may have the URL as it was asked, password and all
+            said = f"{self.field}: cannot reach {self.url}: {type(error).__name__}: {shown}"
+            raise ConfigError(said) from (error if shown == why else None)
 
     return guarded
 
@@ -105,7 +109,7 @@ class Folder:
 
     @_reaches
     def _connect(self) -> None:
-        self.fs, root = fsspec.core.url_to_fs(self.url)
+        self.fs, root = fsspec.core.url_to_fs(resolve(self.url, self.field))
         self.root = str(root).rstrip("/")
         self.local = isinstance(self.fs, LocalFileSystem)
 

@@ -27,6 +27,8 @@ from actors.environments.base import Problem
 from actors.environments.dataset.problems import problem
 from configs.base import ConfigError
 from configs.environment import FieldsConfig
+from configs.redaction import hidden, redacted
+from configs.secrets import resolve
 
 _SUFFIXES = (".jsonl", ".json", ".parquet")
 _SAVED, _SAVED_SPLITS = "state.json", "dataset_dict.json"  # of folders that save_to_disk of a Dataset and of a DatasetDict wrote
@@ -134,7 +136,7 @@ def reading(path: str, field: str) -> Iterator[None]:
     except ConfigError:
         raise
     except (OSError, ValueError, ImportError, RecursionError, pyarrow.ArrowException) as error:
-        raise ConfigError(f"{field}: cannot read {path}: {str(error) or type(error).__name__}") from None
+        raise ConfigError(f"{field}: cannot read {path}: {redacted(str(error)) or type(error).__name__}") from None
 
 
 def files(path: str, field: str) -> list[tuple[str, str]]:
@@ -144,7 +146,8 @@ def files(path: str, field: str) -> list[tuple[str, str]]:
     Raises:
         ConfigError: there is none.
     """
-    system, root = fsspec.core.url_to_fs(path)
+    url = resolve(path, field)
+    system, root = fsspec.core.url_to_fs(url)
     if any(mark in root for mark in "*?["):
         found = system.glob(root)
     elif system.exists(f"{root.rstrip('/')}/{_SAVED}"):
@@ -161,8 +164,8 @@ def files(path: str, field: str) -> list[tuple[str, str]]:
     wanted = sorted(name for name in found if PurePosixPath(name).suffix in _SUFFIXES)
     if not wanted:
         raise ConfigError(f"{field}: {path}: no file that ends in {', '.join(_SUFFIXES)}")
-    protocol = path.partition("://")[0] + "://" if "://" in path else ""
-    named = [f"{protocol}{name}" if protocol and "://" not in name else name for name in wanted]
+    protocol = url.partition("://")[0] + "://" if "://" in url else ""
+    named = [hidden(f"{protocol}{name}" if protocol and "://" not in name else name) for name in wanted]
     folder = posixpath.commonpath([posixpath.dirname(name) for name in wanted])
     return [(name, posixpath.relpath(one, folder)) for name, one in zip(named, wanted, strict=True)]
 
@@ -198,8 +201,8 @@ def read_table(name: str, label: str) -> Table:
     if PurePosixPath(name).suffix not in _SUFFIXES:
         import datasets  # a second, for those who need it
 
-        return Table(name, label, datasets.load_from_disk(name).with_format("arrow")[:])
-    with fsspec.open(name, "rb") as file:
+        return Table(name, label, datasets.load_from_disk(resolve(name, label)).with_format("arrow")[:])
+    with fsspec.open(resolve(name, label), "rb") as file:
         if PurePosixPath(name).suffix == ".parquet":
             return Table(name, label, parquet.read_table(file))
         if PurePosixPath(name).suffix == ".json":
