@@ -26,6 +26,7 @@ from actors.environments.base import Environment, Problem, Split
 from configs import settings
 from configs.base import ConfigError
 from configs.environment import EnvironmentConfig
+from configs.redaction import redacted
 from configs.secrets import resolve
 
 _END_S = 5.0
@@ -92,6 +93,7 @@ class _Host:
         self._line = Connection(ours.detach())
         self._end = weakref.finalize(self, _end, self._line, self._process)
         kind, text, value = self._exchange(self._start)
+        text = redacted(text)  # a client's message, say, with the URL that it asked
         if kind != "value":
             raise ConfigError(text if kind == ConfigError.__name__ else f"environment.import_path: {kind}: {text}")
         self.abilities = Abilities(**value)
@@ -116,6 +118,7 @@ class _Host:
                 kind, text, value = self._last_exchange((method, arguments))
         if kind == "value":
             return value
+        text = redacted(text)
         known = {"IndexError": IndexError, "ConfigError": ConfigError}.get(kind)
         raise known(text) if known else UserEnvironmentError(f"environment: {method}: {kind}: {text}")
 

@@ -135,7 +135,7 @@ def reading(path: str, field: str) -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except (OSError, ValueError, ImportError, RecursionError, pyarrow.ArrowException) as error:
+    except Exception as error:  # noqa: BLE001  (every store behind fsspec has exceptions of its own)
         raise ConfigError(f"{field}: cannot read {path}: {redacted(str(error)) or type(error).__name__}") from None
 
 
