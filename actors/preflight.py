@@ -171,7 +171,7 @@ def _check_answers(config: RunConfig | EvaluateConfig, source: EnvironmentConfig
     """Every answer of the data counts as right by its own reward."""
     # A generator with its own verifier holds no answers that a person could have got wrong.
     if config.rewards or source.kind != "reasoning_gym" or source.sources:
-        check_golds(problems, config.paid, config.scoring, source, config.seed)
+        check_golds(problems, config.paid, config.scoring, source)
 
 
 def _check_sets(config: RunConfig | EvaluateConfig, model_path: str, shape: Any, room: int) -> None:

@@ -26,6 +26,8 @@ from fsspec.implementations.local import LocalFileSystem
 from pydantic import BaseModel
 
 from configs.base import ConfigError
+from configs.redaction import redacted
+from configs.secrets import resolve
 
 _TWINS = ("s3fs", "gcsfs")  # each release wants fsspec of its own version
 
@@ -58,7 +60,12 @@ def reason(error: Exception) -> str:
     if isinstance(error, ImportError) and isinstance(cause, ModuleNotFoundError) and cause.name:
         package = f"{cause.name}=={fsspec.__version__}" if cause.name in _TWINS else cause.name
         return f"the package {cause.name} is not installed: pip install {package}"
-    return f"{type(error).__name__}: {' '.join(str(error).split()) or 'no reason given'}"
+    return f"{type(error).__name__}: {redacted(' '.join(str(error).split())) or 'no reason given'}"
+
+
+def harmless(error: Exception) -> Exception | None:
+    """The error as a cause to show; None: a client's message may have the URL as it was asked, password and all."""
+    return error if redacted(str(error)) == str(error) else None
 
 
 def _reaches[**P, R](method: Callable[Concatenate[Folder, P], R]) -> Callable[Concatenate[Folder, P], R]:
@@ -72,8 +79,8 @@ def _reaches[**P, R](method: Callable[Concatenate[Folder, P], R]) -> Callable[Co
             return _within(self.timeout_s, lambda: method(self, *args, **kwargs))
         except ConfigError:
             raise
-        except Exception as error:  # every store behind fsspec has exceptions of its own
-            raise ConfigError(f"{self.field}: cannot reach {self.url}: {reason(error)}") from error
+        except Exception as error:  # noqa: BLE001  (every store behind fsspec has exceptions of its own)
+            raise ConfigError(f"{self.field}: cannot reach {self.url}: {reason(error)}") from harmless(error)
 
     return guarded
 
@@ -115,7 +122,7 @@ class Folder:
 
     @_reaches
     def _connect(self) -> None:
-        self.fs, root = fsspec.core.url_to_fs(self.url)
+        self.fs, root = fsspec.core.url_to_fs(resolve(self.url, self.field))
         self.root = str(root).rstrip("/")
         self.local = isinstance(self.fs, LocalFileSystem)
 

@@ -89,7 +89,7 @@ def main() -> None:
     options = parser.parse_args()
     config = ScoringConfig(processes=options.processes, batch_timeout_s=600)
     found: dict[str, dict[str, dict[str, float]]] = {reward.label: {} for reward in REWARDS}
-    with ScoringPool(Start(tuple(sys.path), REWARDS, EnvironmentConfig(), 0, 1, config)) as pool:
+    with ScoringPool(Start(tuple(sys.path), REWARDS, EnvironmentConfig(), 1, config)) as pool:
         processes = pool.processes
         for tokens in options.lengths:
             pairs = [sample(number, tokens) for number in range(options.samples)]

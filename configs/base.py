@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+
+from configs.redaction import redacted
 
 
 class ConfigError(ValueError):
@@ -18,6 +21,16 @@ class StrictModel(BaseModel):
 
     # An input may be a secret that was written where a reference belongs; `explain` decides which are shown.
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True)
+
+
+def _names_of_variables(values: tuple[str, ...]) -> tuple[str, ...]:
+    for name in values:
+        if not re.fullmatch(r"[A-Za-z_]\w*", name):
+            raise ValueError(f"{name!r} is no name of a variable; values are not written into a recipe")
+    return values
+
+
+VariableNames = Annotated[tuple[str, ...], AfterValidator(_names_of_variables)]
 
 
 def did_you_mean(name: str, names: Iterable[str], otherwise: str, cutoff: float = 0.6) -> str:
@@ -39,7 +52,7 @@ def explain(error: ValidationError, root: type[BaseModel], source: str) -> Confi
         else:
             message = item["msg"].removeprefix("Value error, ")
             given = item.get("input")
-            shown = "" if path[-1:] == ["api_key"] or _holds_fields(given) else f" (got {given!r})"
+            shown = "" if path[-1:] == ["api_key"] or _holds_fields(given) else f" (got {redacted(repr(given))})"
             lines.append(f"{name}: {message}{shown}")
     return ConfigError(f"{source}: " + "; ".join(lines))
 

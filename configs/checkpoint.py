@@ -5,12 +5,13 @@ from __future__ import annotations
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from configs.base import StrictModel
+from configs.redaction import Url
 
 
 class CheckpointConfig(StrictModel):
     """When a run is saved, where, and which checkpoints stay."""
 
-    url: str | None = Field(None, description="A path, or any fsspec URL (s3://bucket/run); default: checkpoints/ in the run's directory.")
+    url: Url | None = Field(None, description="A path, or any fsspec URL (s3://bucket/run); default: checkpoints/ in the run's directory.")
     every_steps: PositiveInt | None = Field(
         25, description="Steps between checkpoints; null: none but the last one of a run that is ended."
     )

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from configs.base import StrictModel
+from configs.base import StrictModel, VariableNames
 from configs.curriculum import CurriculumConfig
 from configs.import_path import IMPORT_PATH
+from configs.redaction import Options, Url
+from configs.secrets import gather
 
 _SOURCE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-
-
-def _no_password(value: str | None) -> str | None:
-    if value and "@" in value.partition("://")[2].partition("/")[0]:
-        raise ValueError("a URL with a user or password would stand in every report: let the storage client find them itself")
-    return value
-
-
-Location = Annotated[str, AfterValidator(_no_password)]
 
 
 class FieldsConfig(StrictModel):
@@ -35,8 +28,8 @@ class SourceConfig(StrictModel):
 
     name: str = Field(description="In metrics: accuracy/validation/NAME.")
     weight: PositiveFloat = Field(1.0, allow_inf_nan=False, description="Its part of the training prompts, relative to the others.")
-    path: Location | None = Field(None, description="Of a data set; as `environment.path`.")
-    validation_path: Location | None = None
+    path: Url | None = Field(None, description="Of a data set; as `environment.path`.")
+    validation_path: Url | None = None
     validation_size: PositiveInt = 128
     fields: FieldsConfig = FieldsConfig()
     task: str | None = Field(None, description="Of reasoning_gym, instead of a path.")
@@ -71,18 +64,21 @@ class EnvironmentConfig(StrictModel):
     task: str = Field("chain_sum", description="kind reasoning_gym: the generator's name (reasoning_gym.create_dataset).")
     task_options: dict[str, Any] = Field(default_factory=dict, description="kind reasoning_gym: the generator's own options.")
     curriculum: CurriculumConfig | None = Field(None, description="kind reasoning_gym: raise the difficulty with the measured accuracy.")
-    path: Location | None = Field(
+    path: Url | None = Field(
         None,
         description="kind dataset: a .jsonl, .json or .parquet file, a folder or glob of them, or a folder written by datasets' "
         "save_to_disk; a path or an fsspec URL.",
     )
-    validation_path: Location | None = Field(None, description="kind dataset: held-out prompts; without it, the last ones of `path`.")
+    validation_path: Url | None = Field(None, description="kind dataset: held-out prompts; without it, the last ones of `path`.")
     fields: FieldsConfig = FieldsConfig()
     streaming: bool = Field(False, description="kind dataset: read `path` as it is drawn from, for data that memory cannot hold.")
     shuffle_buffer: PositiveInt = Field(10_000, description="Rows that a streamed data set is shuffled among.")
     sources: tuple[SourceConfig, ...] = Field((), description="A mixture; instead of path, task and import_path.")
     import_path: str | None = Field(None, description="kind python: 'package.module:Class'.")
-    options: dict[str, Any] = Field(default_factory=dict, description="kind python: arguments of the class; values may be ${env:NAME}.")
+    options: Options = Field(default_factory=dict, description="kind python: arguments of the class; values may be ${env:NAME}.")
+    environment_variables: VariableNames = Field(
+        (), description="kind python: names of variables that its process gets besides PATH, HOME and the like."
+    )
     system_prompt: str | None = Field(None, description="Sent first when the tokenizer has a chat template and the prompt has none.")
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="More arguments of the chat template, for example {enable_thinking: false}."
@@ -99,6 +95,12 @@ class EnvironmentConfig(StrictModel):
     def kinds(self) -> tuple[str, ...]:
         """Of its sources, each once."""
         return tuple(dict.fromkeys(source.kind for source in self.sources)) or (self.kind,)
+
+    def gathered(self, field: str) -> dict[str, str]:
+        """What the references in its paths and options refer to, looked up in this process. Raises ConfigError: see `secrets.gather`."""
+        sources = [{"path": source.path, "validation_path": source.validation_path} for source in self.sources]
+        own = {"path": self.path, "validation_path": self.validation_path, "options": self.options, "sources": sources}
+        return gather(own, field)
 
     @model_validator(mode="after")
     def _kind_has_its_source(self) -> Self:

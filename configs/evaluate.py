@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 from configs.base import StrictModel
 from configs.deadlines import Deadlines
 from configs.environment import EnvironmentConfig
+from configs.redaction import Url
 from configs.rollout import GenerationConfig
 from configs.run import BaseConfig, RayConfig, ScoredConfig
 from configs.validation import OWN_SET
@@ -30,7 +31,7 @@ class EvaluateConfig(BaseConfig, ScoredConfig):
     flow: Literal["evaluate"] = "evaluate"
     model: str = Field(description="Directory of the model in Hugging Face format, as a run writes it: runs/latest/hf.")
     baseline: str | None = Field(None, description="Directory of a model to compare with.")
-    problems: str | None = Field(
+    problems: Url | None = Field(
         None, description="A frozen set in place of the environment's: a data set with the environment's `fields`, by path or fsspec URL."
     )
     sampling: SamplingConfig = SamplingConfig()

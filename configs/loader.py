@@ -10,6 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from configs.base import ConfigError, did_you_mean, explain
+from configs.redaction import redacted
 from configs.run import BaseConfig, BaseRunConfig, RunConfig
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -82,13 +83,13 @@ def _read(recipe: str, root: type[BaseConfig]) -> dict[str, Any]:
 def _apply(values: dict[str, Any], override: str) -> None:
     name, sep, text = override.partition("=")
     if not sep or not name:
-        raise ConfigError(f"override {override!r}: write field=value, for example model.hidden_size=256")
+        raise ConfigError(f"override {redacted(override)!r}: write field=value, for example model.hidden_size=256")
     *parents, leaf = name.split(".")
     node = values
     for parent in parents:
         child = node.setdefault(parent, {})
         if not isinstance(child, dict):
-            raise ConfigError(f"override {override!r}: {parent!r} is a value, not a block of fields")
+            raise ConfigError(f"override {redacted(override)!r}: {parent!r} is a value, not a block of fields")
         node = child
     try:
         node[leaf] = yaml.safe_load(text)

@@ -7,13 +7,14 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from configs.base import StrictModel
+from configs.redaction import Override, Url
 from configs.run import BaseConfig
 
 
 class NewDataConfig(StrictModel):
     """Where new prompts arrive."""
 
-    url: str = Field(description='A folder of .jsonl files with {"prompt": ..., "answer": ...} lines; they may grow, and more may come.')
+    url: Url = Field(description='A folder of .jsonl files with {"prompt": ..., "answer": ...} lines; they may grow, and more may come.')
     min_prompts: PositiveInt = Field(1, description="Fewer new prompts than this are left to wait for more.")
 
 
@@ -22,20 +23,20 @@ class TrainingConfig(StrictModel):
     second night on, its model are replaced; rewards, scoring and validation are those of the recipe."""
 
     recipe: str
-    overrides: tuple[str, ...] = Field((), description="dotted.field=value, each on top of the recipe.")
+    overrides: tuple[Override, ...] = Field((), description="dotted.field=value, each on top of the recipe.")
 
 
 class FrozenSetConfig(StrictModel):
     """The problems that old and new model answer. Prompts of this set are never trained on."""
 
-    url: str = Field(description='A .jsonl file with {"prompt": ..., "answer": ...} lines.')
+    url: Url = Field(description='A .jsonl file with {"prompt": ..., "answer": ...} lines.')
     logged_samples: PositiveInt = Field(8, description="Answers of both models that the comparison shows side by side.")
 
 
 class RegistryConfig(StrictModel):
     """Where promoted models and their lineage are kept."""
 
-    url: str
+    url: Url
     keep_models: PositiveInt = Field(5, description="The newest promoted models whose files stay; lineage stays for ever.")
     lease_s: float = Field(120.0, ge=3, description="A run that was killed blocks the next for so long at most.")
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from configs.base import StrictModel
+from configs.base import StrictModel, VariableNames
 from configs.import_path import IMPORT_PATH
-from configs.secrets import SecretReference
+from configs.redaction import Options, Url
+from configs.secrets import SecretReference, gather
 
 _NAME = r"[A-Za-z][A-Za-z0-9_]*"
 
@@ -108,7 +110,7 @@ class PythonReward(BaseReward):
 
     kind: Literal["python"] = "python"
     import_path: str = Field(description="'package.module:function' or 'package.module:Class'.")
-    options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the class; values may be ${env:NAME}.")
+    options: Options = Field(default_factory=dict, description="Keyword arguments of the class; values may be ${env:NAME}.")
 
     @field_validator("import_path")
     @classmethod
@@ -129,7 +131,7 @@ class JudgeReward(BaseReward):
 
     kind: Literal["judge"] = "judge"
     timeout_s: PositiveFloat = Field(60.0, description="Longest wait for one grade, retries and rate limits included.")
-    url: str = Field(description="Base URL of the endpoint: http://127.0.0.1:8000/v1.", pattern=r"^https?://")
+    url: Url = Field(description="Base URL of the endpoint: http://127.0.0.1:8000/v1.", pattern=r"^https?://")
     model: str
     api_key: SecretReference | None = Field(None, description="${env:NAME} or ${file:path}.")
     prompt: str = Field(
@@ -150,10 +152,10 @@ class JudgeReward(BaseReward):
     retries: NonNegativeInt = Field(4, description="After refusals for the rate (429), server errors and lost connections.")
     cache_size: NonNegativeInt = Field(10_000, description="Grades that are kept, so that an equal question is not asked twice.")
 
-    @field_validator("url")
+    @field_validator("url", mode="before")
     @classmethod
-    def _no_password(cls, value: str) -> str:
-        if "@" in value.partition("://")[2].partition("/")[0]:
+    def _no_password(cls, value: Any) -> Any:
+        if isinstance(value, str) and "@" in value.partition("://")[2].partition("/")[0]:
             raise ValueError("a URL with a user or password would stand in every report: give the key as api_key, by reference")
         return value
 
@@ -171,6 +173,18 @@ AnyReward = Annotated[
     Field(discriminator="kind"),
 ]
 
+
+def gathered_of(rewards: Sequence[AnyReward]) -> dict[str, str]:
+    """What the references in options and URLs refer to, but for judges' keys, looked up in this process. Raises: see `secrets.gather`."""
+    found: dict[str, str] = {}
+    for reward in rewards:
+        if isinstance(reward, PythonReward):
+            found |= gather(reward.options, f"rewards.{reward.label}.options")
+        elif isinstance(reward, JudgeReward):
+            found |= gather(reward.url, f"rewards.{reward.label}.url")
+    return found
+
+
 # The verifier that belongs to each kind of environment.
 OWN_REWARDS: dict[str, AnyReward] = {"reasoning_gym": ReasoningGymReward(), "dataset": MathReward(), "python": EnvironmentReward()}
 Consequence = Literal["zero", "drop_sample", "drop_group"]
@@ -186,7 +200,7 @@ class ScoringConfig(StrictModel):
     memory_mib: PositiveInt = Field(4096, description="Address space of one process.")
     max_processes: PositiveInt = Field(64, description="Processes and threads that one scoring process may start.")
     batch_timeout_s: PositiveFloat = Field(600.0, description="Longest time for the rewards of responses that ended together.")
-    environment_variables: tuple[str, ...] = Field(
+    environment_variables: VariableNames = Field(
         (), description="Names of variables that the processes get besides PATH, HOME and the like."
     )
     success: str | None = Field(
@@ -199,10 +213,3 @@ class ScoringConfig(StrictModel):
         0.5, ge=0, le=1, description="A larger part of the last `tolerance_window` responses without reward ends the run."
     )
     tolerance_window: PositiveInt = Field(256, description="Responses; fewer than these never end the run.")
-
-    @model_validator(mode="after")
-    def _names(self) -> Self:
-        for name in self.environment_variables:
-            if not re.fullmatch(r"[A-Za-z_]\w*", name):
-                raise ValueError(f"environment_variables: {name!r} is no name of a variable; values are not written into a recipe")
-        return self

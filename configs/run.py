@@ -14,6 +14,7 @@ from configs.environment import EnvironmentConfig
 from configs.guards import GuardsConfig
 from configs.model import ModelConfig
 from configs.policy import OptimizerConfig, PolicyConfig, WarmStartConfig
+from configs.redaction import Url
 from configs.rewards import OWN_REWARDS, AnyReward, LengthReward, ScoringConfig
 from configs.rollout import GenerationConfig, RolloutConfig
 from configs.staleness import AsyncConfig
@@ -51,7 +52,7 @@ class BaseConfig(StrictModel):
 class BaseRunConfig(BaseConfig):
     """What a run of any flow that trains has."""
 
-    resume: str = Field(
+    resume: Url = Field(
         "auto",
         min_length=1,
         description="Go on from: auto (an earlier try of this flow run, or checkpoint.url), a run directory, a URL, fork:URL, never.",
@@ -87,6 +88,13 @@ class ScoredConfig(StrictModel):
     def source(self) -> EnvironmentConfig:
         """Where the problems come from."""
         return self.environment
+
+    def gathered(self) -> dict[str, str]:
+        """What the references in its sources of problems refer to: see `EnvironmentConfig.gathered`."""
+        found = self.source.gathered("environment")
+        for name, source in self.validation.sets.items():
+            found |= source.gathered(f"validation.sets.{name}")
+        return found
 
     @model_validator(mode="after")
     def _rewards_have_names(self) -> Self:

@@ -45,6 +45,9 @@ def apply_defaults() -> None:
         os.environ.setdefault(name, value)
     if ray_token_exists():  # clusters that Ray starts then ask for it; whoever joins one must send it
         os.environ.setdefault("RAY_AUTH_MODE", "token")
+    password = get("PREFECT_SERVER_API_AUTH_STRING")
+    if password and not (get("PREFECT_API_AUTH_STRING") or get("PREFECT_API_KEY")):  # a server of ours will ask our own processes for it
+        os.environ["PREFECT_API_AUTH_STRING"] = password
     if gpus_are_hidden():
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 

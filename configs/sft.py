@@ -11,7 +11,9 @@ from pydantic import Field, PositiveInt, model_validator
 from configs.base import StrictModel
 from configs.environment import EnvironmentConfig
 from configs.policy import LossConfig
+from configs.redaction import Url
 from configs.run import BaseRunConfig
+from configs.secrets import gather
 
 FORMATS = (".jsonl", ".parquet")
 
@@ -19,8 +21,8 @@ FORMATS = (".jsonl", ".parquet")
 class SupervisedDataConfig(StrictModel):
     """Prompts with the responses to learn: files (`train`), or the questions and answers of an `environment`."""
 
-    train: str | None = Field(None, description="A .jsonl or .parquet file: a path, or any fsspec URL (s3://bucket/train.parquet).")
-    validation: str | None = Field(None, description="A file of held-out samples.")
+    train: Url | None = Field(None, description="A .jsonl or .parquet file: a path, or any fsspec URL (s3://bucket/train.parquet).")
+    validation: Url | None = Field(None, description="A file of held-out samples.")
     split: float | None = Field(None, gt=0, lt=1, description="Instead of `validation`: this fraction of `train`, drawn by the seed.")
     prompt_field: str = Field("prompt", description="files: the JSON key or Parquet column of the prompt.")
     response_field: str = Field("response", description="files: the JSON key or Parquet column of the response.")
@@ -33,6 +35,11 @@ class SupervisedDataConfig(StrictModel):
     def system(self) -> str | None:
         """The system prompt, wherever the prompts come from."""
         return self.environment.system_prompt if self.environment else self.system_prompt
+
+    def gathered(self) -> dict[str, str]:
+        """What the references in it refer to: see `EnvironmentConfig.gathered`."""
+        found = gather({"train": self.train, "validation": self.validation}, "data")
+        return found if self.environment is None else found | self.environment.gathered("data.environment")
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -50,11 +50,12 @@ class EvaluateSession(Session[EvaluateConfig, EvaluationActors]):
     def evaluate(self) -> None:
         """All models answer all problems of all sets, side by side where the cluster has room for that, else one after the other.
         answers-<label>.jsonl holds every answer and its reward."""
-        side_by_side = room() > 1
+        config, side_by_side = self.config, room() > 1
+        arguments = self.namespace, config, config.gathered()
         lanes = [lane for label in self.config.models for lane in self._lanes(label, side_by_side)]
         for turn in [lanes] if side_by_side else [[lane] for lane in lanes]:
             with self.time("validate"):
-                in_lanes(turn, self._keep, self.config.ray, self.config.deadlines.validation, evaluate_shard, self.namespace, self.config)
+                in_lanes(turn, self._keep, config.ray, config.deadlines.validation, evaluate_shard, *arguments)
             for label in dict.fromkeys(shard.model for lane in turn for shard in lane):
                 self._conclude(label)
 

@@ -33,6 +33,7 @@ from actors.policy.limits import Limits
 from actors.policy.turns import Turn
 from configs.evaluate import EvaluateConfig
 from configs.loader import dump
+from configs.redaction import redacted
 from configs.run import BaseConfig, BaseRunConfig
 from tasks import events
 from tasks.actor_logs import ActorLogs
@@ -181,7 +182,7 @@ class Session[C: BaseRunConfig | EvaluateConfig, A: RunActors | EvaluationActors
         if kind is None:
             self._status = "completed"
         else:
-            self._error = f"{kind.__name__}: {error}"
+            self._error = redacted(f"{kind.__name__}: {error}")
             if not issubclass(kind, Exception):
                 self._status = "cancelled"
         with self._stack:  # the actors end even when the report cannot be written

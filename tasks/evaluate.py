@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from prefect import task
@@ -20,6 +20,7 @@ from actors.rollout.prompts import PromptEncoder
 from actors.rollout.samples import Sample, Validation
 from actors.rollout.validation import OWN_SET, Validator
 from configs.evaluate import EvaluateConfig
+from configs.secrets import know
 from tasks.call import RETRIED, STAGE, ask
 
 
@@ -60,12 +61,16 @@ class Answers:
 
 
 @task(name="evaluate", task_run_name="evaluate-{shard}", **STAGE)
-def evaluate_shard(shard: Shard, namespace: str, config: EvaluateConfig) -> Answers:
+def evaluate_shard(shard: Shard, namespace: str, config: EvaluateConfig, secrets: Mapping[str, str]) -> Answers:
     """The problems of a shard are answered by its engines, and scored. May run in a Ray worker.
+
+    Args:
+        secrets: what the references of the sources of problems refer to, where this process cannot look.
 
     Raises:
         EngineDiedError, PromptTooLongError, ActorGoneError, ActorTimeoutError.
     """
+    know(secrets)
     started = time.monotonic()
     source, sampling, path = config.sources[shard.name], config.sampling, config.models[shard.model]
 

@@ -41,7 +41,7 @@ from configs.base import ConfigError
 from configs.environment import EnvironmentConfig
 from configs.evaluate import EvaluateConfig
 from configs.policy import OptimizerConfig, PolicyConfig
-from configs.rewards import JudgeReward, PythonReward
+from configs.rewards import JudgeReward, gathered_of
 from configs.run import BaseRunConfig, RunConfig, ScoredConfig
 from configs.secrets import resolve
 from configs.sft import SftConfig
@@ -162,7 +162,9 @@ def launch(
         options = _computing(_side_by_side(config, config.policy.parallel.world_size), placement.worker)
         start.policy(model_path, config.optimizer, config.rollout.temperature, longest_sample(config, model_path), options, placement.refit)
         start.ledger(address, journal)
-        start.actor(names.COLLECTOR, Collector, config, model_path, namespace, engines, names.ENVIRONMENT, address, threads=4)
+        start.actor(
+            names.COLLECTOR, Collector, config, model_path, namespace, engines, names.ENVIRONMENT, address, config.gathered(), threads=4
+        )
     return RunActors(namespace, address, engines, start.ready)
 
 
@@ -174,7 +176,7 @@ def launch_sft(config: SftConfig, model_path: str, namespace: str, data: Supervi
         address = start.data_plane()
         options = _computing(config.policy.parallel.world_size)
         start.policy(model_path, config.policy.optimizer.over(data.steps(config)), 1.0, data.longest, options, RefitPlan())
-        start.actor(names.COLLECTOR, SupervisedCollector, config, model_path, address, data.allowed)
+        start.actor(names.COLLECTOR, SupervisedCollector, config, model_path, address, data.allowed, config.data.gathered())
     return RunActors(namespace, address, [], start.ready)
 
 
@@ -225,16 +227,10 @@ class _Starting:
             for reward in config.paid
             if isinstance(reward, JudgeReward) and reward.api_key is not None
         }
-        rewards = [
-            reward.model_copy(update={"options": resolve(reward.options, f"rewards.{reward.label}.options")})
-            if isinstance(reward, PythonReward)
-            else reward
-            for reward in config.paid
-        ]
-        source = source.model_copy(update={"options": resolve(source.options, "environment.options")})
+        secrets = source.gathered("environment") | gathered_of(config.paid)
         self.actor(
             names.ENVIRONMENT, EnvironmentActor,
-            source, rewards, config.scoring, config.seed, max_new_tokens, keys,
+            source, config.paid, config.scoring, max_new_tokens, keys, secrets,
             threads=SCORING_THREADS,
         )  # fmt: skip
 

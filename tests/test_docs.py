@@ -65,10 +65,12 @@ def test_an_advantage(example: Callable[[str], Any]) -> None:
 
 def test_an_environment(example: Callable[[str], Any]) -> None:
     example("my_environment")
-    environment = environments.build(EnvironmentConfig(kind="python", import_path="my_environment:Doubles"), seed=0)
+    config = EnvironmentConfig(kind="python", import_path="my_environment:Doubles")
+    environment = environments.build(config, seed=0)
     problem = environment.problem("validation", 7)
     assert problem == Problem("doubles-1007", "Double 1007.", "2014")
-    assert [environment.score(problem, said) for said in (" 2014\n", "2041")] == [1.0, 0.0]
+    scored = environments.imported_here(config)  # as in a scoring process
+    assert [scored.score(problem, said) for said in (" 2014\n", "2041")] == [1.0, 0.0]
 
 
 class Worker:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 from actors.environments.base import Problem
@@ -24,6 +25,7 @@ from actors.environments.scoring.zygote import Start
 from actors.heap import freeze_heap
 from configs.environment import EnvironmentConfig
 from configs.rewards import AnyReward, JudgeReward, ScoringConfig
+from configs.secrets import know, resolve
 
 if TYPE_CHECKING:
     from actors.environments.rewards.judge import Judge
@@ -40,8 +42,8 @@ class EnvironmentActor:
 
     Args:
         environment: for rewards of the kind `environment`.
-        rewards: at least one; their secrets are resolved, except `api_key`.
-        keys: of judges, by label.
+        rewards: at least one.
+        keys: of judges, by label. secrets: what the other references of environment and rewards refer to, where this process cannot look.
 
     Raises:
         ConfigError, ScoringError: see `ScoringPool`.
@@ -52,17 +54,18 @@ class EnvironmentActor:
         environment: EnvironmentConfig,
         rewards: Sequence[AnyReward],
         config: ScoringConfig,
-        seed: int,
         max_new_tokens: int,
         keys: Mapping[str, str],
+        secrets: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        know(secrets)
         self._rewards, self._config = tuple(rewards), config
         local = tuple(reward for reward in rewards if not isinstance(reward, JudgeReward))
         self._stack = ExitStack()
         self._local = tuple(reward.label for reward in local)
         self._pool: ScoringPool | None = None
         if local:
-            start = Start(tuple(sys.path), local, environment, seed, max_new_tokens, config)
+            start = Start(tuple(sys.path), local, environment, max_new_tokens, config)
             self._pool = self._stack.enter_context(ScoringPool(start))
         judges = [reward for reward in rewards if isinstance(reward, JudgeReward)]
         self._judges = self._stack.enter_context(_Judges(judges, keys)) if judges else None
@@ -114,7 +117,10 @@ class _Judges:
     def __init__(self, configs: Sequence[JudgeReward], keys: Mapping[str, str]) -> None:
         from actors.environments.rewards.judge import Judge
 
-        self._judges: dict[str, Judge] = {config.label: Judge(config, keys.get(config.label)) for config in configs}
+        self._judges: dict[str, Judge] = {}
+        for config in configs:
+            url = resolve(config.url, f"rewards.{config.label}.url")
+            self._judges[config.label] = Judge(config.model_copy(update={"url": url}), keys.get(config.label))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="judges", daemon=True)
 

@@ -3,6 +3,8 @@
 A class of your own derives from `Environment` and is named in a recipe:
 
     environment: {kind: python, import_path: "my_package.my_module:MyEnvironment", options: {level: 3}}
+
+It lives in a process of its own (hosted.py), and for rewards in the scoring processes: never in the run's own.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ class Problem:
         question: what the user asks, as text for reports.
         answer: a correct answer, as supervised text and for reports.
         messages: the chat that is sent, {"role", "content"} each; None: `question` as the user's only message.
-        columns: the other columns of its row, which rewards may want; must be picklable.
+        columns: the other columns of its row, which rewards may want; must be picklable, and of a class of one's own be plain values:
+            text, numbers, dates, None, and lists, sets and mappings of these.
         source: name of the part of a mixture that it comes from; metrics are kept for each.
     """
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -43,6 +44,7 @@ from actors.waiting import ActorTimeoutError, find, wait
 from configs.deadlines import LEDGER_CALL_S
 from configs.environment import EnvironmentConfig
 from configs.run import RunConfig
+from configs.secrets import know
 
 _AHEAD = 16  # prompts that an asynchronous run asks places for at once
 
@@ -58,12 +60,15 @@ class Collector:
         engines: Sequence[str],
         environment: str,
         address: DataPlaneAddress,
+        secrets: Mapping[str, str] = MappingProxyType({}),
         ledger: str = names.LEDGER,
     ) -> None:
         """
         Args:
             environment, ledger: names of the actors.
+            secrets: what the references of the sources of problems refer to, where this process cannot look.
         """
+        know(secrets)
         self._config, self._namespace, self._engines, self._ledger = config, namespace, engines, ledger
         # One for the thread that generates without pause: tokenizers raise "Already borrowed" when two threads encode.
         self._encoder, self._rollout_encoder = (_encoder(model_path, config.environment) for _ in range(2))

@@ -19,6 +19,7 @@ from actors.environments import Problem, Split, build
 from actors.environments.dataset.rows import json_lines, parse_line, reading
 from actors.rollout.prompts import Problems
 from configs.base import ConfigError, did_you_mean
+from configs.secrets import resolve
 from configs.sft import SupervisedDataConfig
 
 _SPLIT = 7919  # beside the run's seed: the held-out rows are not the first ones of an epoch's order
@@ -76,7 +77,7 @@ def read_rows(url: str, prompt_field: str, response_field: str, config_field: st
         ConfigError: no such file, a damaged row, a field that is missing or no text, an empty response, or no rows at all.
     """
     fields = {"data.prompt_field": prompt_field, "data.response_field": response_field}
-    with reading(url, config_field), fsspec.open(url, "rb") as file:
+    with reading(url, config_field), fsspec.open(resolve(url, config_field), "rb") as file:
         if PurePosixPath(url).suffix == ".parquet":
             rows = _parquet_rows(file, url, fields)
         else:

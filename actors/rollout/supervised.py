@@ -8,9 +8,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -28,6 +29,7 @@ from actors.rollout.assemble import SUPERVISED_FIELDS, Trajectory, token_columns
 from actors.rollout.cut import FILE, StreamState
 from actors.rollout.examples import build_problems
 from actors.rollout.prompts import PromptEncoder, PromptStream
+from configs.secrets import know
 from configs.sft import SftConfig
 
 OnTooLong = Literal["error", "drop"]
@@ -139,9 +141,18 @@ class SupervisedCollector:
 
     Args:
         longest: most tokens of a sample.
+        secrets: what the references of `data` refer to, where this process cannot look.
     """
 
-    def __init__(self, config: SftConfig, model_path: str, address: DataPlaneAddress, longest: int) -> None:
+    def __init__(
+        self,
+        config: SftConfig,
+        model_path: str,
+        address: DataPlaneAddress,
+        longest: int,
+        secrets: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        know(secrets)
         problems = build_problems(config.data, config.seed)
         encoder = PromptEncoder(model_path, config.data.system)
         self._replicas = config.policy.parallel.data

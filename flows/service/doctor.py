@@ -55,7 +55,8 @@ class Facts:
         imports: package -> error of its import, of those that were tried and failed.
         prefect_url: of the configured server; None: none is configured, and runs start their own.
         ray_address: of the configured cluster, likewise.
-        answers: whether something answers there.
+        answers: whether something answers there. refusal: why the server that answers does not let us in.
+        lacks_token: RAY_AUTH_MODE asks for a token of Ray's, and there is none.
         busy_ports: which of the ports that `make up` would take are taken.
         ours: those parts of `make up` that run, and those that died: name -> alive.
         shm_gib, disk_gib: free, in GiB.
@@ -72,6 +73,8 @@ class Facts:
     prefect_url: str | None = None
     ray_address: str | None = None
     answers: dict[str, bool] = field(default_factory=dict)
+    refusal: str | None = None
+    lacks_token: bool = False
     busy_ports: Sequence[int] = ()
     ours: dict[str, bool] = field(default_factory=dict)
     shm_gib: float = 64.0
@@ -117,6 +120,9 @@ def check_ray(facts: Facts) -> Result:
     if facts.ray_address and not facts.answers.get(facts.ray_address):
         found = f"{version}; nothing answers at RAY_ADDRESS={facts.ray_address}"
         return Result("Ray", "missing", found, "start that cluster, or `unset RAY_ADDRESS` (runs then start their own)")
+    if facts.lacks_token:
+        fix = "ray get-auth-token --generate, or the cluster's own in RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
+        return Result("Ray", "missing", f"{version}; RAY_AUTH_MODE is token, and there is no token", fix)
     return Result("Ray", "ok", f"{version}, " + (f"cluster at {facts.ray_address}" if facts.ray_address else "each run starts its own"))
 
 
@@ -156,6 +162,9 @@ def check_prefect(facts: Facts) -> Result:
     if facts.prefect_url and not facts.answers.get(facts.prefect_url):
         fix = "make up" if facts.ours else "start it, or `unset PREFECT_API_URL` (runs then start their own)"
         return Result("Prefect", "missing", f"{version}; no server answers at {facts.prefect_url}", fix)
+    if facts.prefect_url and facts.refusal:
+        said, _, fix = facts.refusal.partition(": ")
+        return Result("Prefect", "missing", f"{version}; the server at {facts.prefect_url} {said}", fix)
     where = f"server at {facts.prefect_url}" if facts.prefect_url else "each run starts a server; `make up` starts one that stays"
     return Result("Prefect", "ok", f"{version}, {where}")
 
@@ -243,6 +252,8 @@ def gather() -> Facts:
         prefect_url=url,
         ray_address=address,
         answers=answers,
+        lacks_token=settings.get("RAY_AUTH_MODE") == "token" and not settings.ray_token_exists(),
+        refusal=_refusal(url) if url and answers[url] else None,
         busy_ports=[port for port in (4200, 6379) if _answers(f"127.0.0.1:{port}")],
         ours=_ours(home),
         shm_gib=_free_gib("/dev/shm"),
@@ -291,6 +302,12 @@ def _configured_server() -> str | None:
     from flows.service.server import configured_url
 
     return configured_url()
+
+
+def _refusal(url: str) -> str | None:
+    from flows.service.server import refusal
+
+    return refusal(url)
 
 
 def _answers(place: str) -> bool:

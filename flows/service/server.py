@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import signal
 import socket
@@ -14,7 +15,7 @@ from typing import Any
 
 import httpx
 import psutil
-from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, get_current_settings, temporary_settings
 
 from configs import settings
 from configs.base import ConfigError
@@ -24,6 +25,7 @@ DEFAULT_PORT = 4200
 START_TIMEOUT_S = 300.0  # seconds are enough on an idle machine; on a busy shared one 120 were not
 _STOP_TIMEOUT_S = 15.0
 _DRAIN_TIMEOUT_S = 10.0
+_ANSWER_S = 5.0
 
 
 @contextmanager
@@ -77,7 +79,7 @@ def configured_url() -> str | None:
 
 
 def check_configured(api_url: str) -> None:
-    """See that the configured server answers.
+    """See that the configured server answers, and lets us in.
 
     Raises:
         ConfigError: it does not.
@@ -87,6 +89,21 @@ def check_configured(api_url: str) -> None:
             f"PREFECT_API_URL: no Prefect server answers at {api_url}: start it, or take that setting away "
             "(the variable, a profile, or the prefect.toml of `make up`, which `make down` removes)"
         )
+    if why := refusal(api_url):
+        raise ConfigError(f"PREFECT_API_URL: the Prefect server at {api_url} {why}")
+
+
+def refusal(api_url: str) -> str | None:
+    """Why a server that answers does not let this process in, and what to do; None: it does."""
+    password = PREFECT_API_AUTH_STRING.value()
+    headers = {"Authorization": f"Basic {base64.b64encode(password.encode()).decode()}"} if password else {}
+    try:
+        if httpx.get(f"{api_url}/admin/version", headers=headers, timeout=_ANSWER_S).status_code != httpx.codes.UNAUTHORIZED:
+            return None
+    except httpx.HTTPError:
+        return None  # whether it answers is asked elsewhere
+    said = "refuses the password in PREFECT_API_AUTH_STRING" if password else "asks for a password"
+    return f"{said}: set PREFECT_API_AUTH_STRING to what the server has as PREFECT_SERVER_API_AUTH_STRING"
 
 
 def server_command(url: str) -> list[str]:
@@ -103,7 +120,7 @@ def server_environment(url: str) -> dict[str, str]:
 def healthy(api_url: str) -> bool:
     """Whether a server answers at the API's URL."""
     try:
-        return httpx.get(f"{api_url}/health", timeout=5).status_code == 200
+        return httpx.get(f"{api_url}/health", timeout=_ANSWER_S).status_code == 200
     except httpx.HTTPError:
         return False
 

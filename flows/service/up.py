@@ -78,6 +78,7 @@ class Up:
             self._start_ray()
             self._await_server()
             self._await_ray()
+            server.check_configured(self.api_url)
             with temporary_settings({PREFECT_API_URL: self.api_url}), get_client(sync_client=True) as client:
                 _create_pool(client)
                 self._start_worker(client)
@@ -95,13 +96,19 @@ class Up:
         """Stop every part that is recorded. Returns their names, with what was found of those that had died before."""
         stopped = []
         if WORKER in self._record.parts and server.healthy(self.api_url):
-            with temporary_settings({PREFECT_API_URL: self.api_url}), get_client(sync_client=True) as client:
-                runs.cancel(client, self._runs(client), _CANCEL_TIMEOUT_S)
+            self._cancel_runs()
         for name in (WORKER, RAY, SERVER):
             if name in self._record.parts:
                 stopped.append(name if self._record.parts[name].alive() else f"{name} (had ended by itself)")
                 self._stop(name)
         return stopped
+
+    def _cancel_runs(self) -> None:
+        if why := server.refusal(self.api_url):
+            print(f"the worker's runs cannot be cancelled, and end without a report: the server {why}", file=sys.stderr)
+            return
+        with temporary_settings({PREFECT_API_URL: self.api_url}), get_client(sync_client=True) as client:
+            runs.cancel(client, self._runs(client), _CANCEL_TIMEOUT_S)
 
     # ---- addresses ----
 
@@ -321,11 +328,18 @@ def up(home: Path = ROOT, host: str = "127.0.0.1") -> str:
         running.start()
         prefect = Path(sys.executable).parent / "prefect"
         shown = prefect.relative_to(ROOT) if prefect.is_relative_to(ROOT) else prefect
+        asks = settings.get("PREFECT_SERVER_API_AUTH_STRING") is not None
+        password = (
+            ['password     export PREFECT_API_AUTH_STRING="$PREFECT_SERVER_API_AUTH_STRING"   # for prefect\'s own commands']
+            if asks
+            else []
+        )
         return "\n".join(
             (
                 f"Prefect UI   {running.api_url.removesuffix('/api')}",
                 f"Ray          {running.ray_address}",
                 f"logs         {record.directory}",
+                *password,
                 f"next         {shown} deployment run grpo/async --watch",
                 "stop         make down",
             )

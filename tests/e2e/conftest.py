@@ -27,7 +27,7 @@ from flows.service.parts import Record
 from flows.service.server import prefect_server
 from flows.service.up import worker_command
 from tests.conftest import ROOT
-from tests.e2e.deployed import Deployed, gone
+from tests.e2e.deployed import PASSWORD, Deployed, gone
 from tests.e2e.tick import tick
 from tests.patience import WAIT_S
 
@@ -180,7 +180,7 @@ def start_ticking(machine: Deployed) -> None:
         source = tick.from_source(source=str(ROOT), entrypoint="tests/e2e/tick.py:tick")
         source.deploy(name="cron", work_pool_name="ticks", cron="* * * * *", print_next_steps=False)  # type: ignore[union-attr]
     machine.ticks.directory.mkdir(parents=True)
-    environment = machine.environment() | {"PREFECT_API_URL": f"{machine.url}/api"}
+    environment = machine.environment(PREFECT_API_AUTH_STRING=PASSWORD) | {"PREFECT_API_URL": f"{machine.url}/api"}
     machine.ticks.start("worker", machine.url, worker_command("ticks", "ticks"), environment, ROOT)
 
 

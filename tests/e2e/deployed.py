@@ -1,4 +1,4 @@
-"""A machine after `make up`, in a home directory of the tests' own: server, Ray, worker, deployments."""
+"""A machine after `make up`, in a home directory of the tests' own: a server with a password, Ray, worker, deployments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
 from prefect.client.schemas.objects import FlowRun
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling
 
 from configs import settings
@@ -24,6 +24,7 @@ from flows.service.parts import Record, look
 from tests.conftest import ROOT
 from tests.patience import WAIT_S
 
+PASSWORD = "tests:opens-this-server-4471"
 LIST_ACTORS = """
 import json, sys
 from configs import settings
@@ -52,7 +53,8 @@ class Deployed:
 
     @contextmanager
     def client(self) -> Iterator[SyncPrefectClient]:
-        with temporary_settings({PREFECT_API_URL: f"{self.url}/api"}), get_client(sync_client=True) as client:
+        own = {PREFECT_API_URL: f"{self.url}/api", PREFECT_API_AUTH_STRING: PASSWORD}
+        with temporary_settings(own), get_client(sync_client=True) as client:
             yield client
 
     def environment(self, **extra: str) -> dict[str, str]:
@@ -60,15 +62,22 @@ class Deployed:
 
         Ray's workers are in the cluster's session, as in a person's, and not forks of the tests' zygote.
         """
-        own = {"PREFECT_HOME": str(self.home / "prefect"), "PYTHONPATH": settings.python_path(ROOT), "TESTS_ZYGOTE": ""}
+        own = {
+            "PREFECT_HOME": str(self.home / "prefect"),
+            "PREFECT_SERVER_API_AUTH_STRING": PASSWORD,
+            "PYTHONPATH": settings.python_path(ROOT),
+            "TESTS_ZYGOTE": "",
+        }
         values = settings.child_environment(**own, **extra)
         return {name: value for name, value in values.items() if name not in {"PREFECT_API_URL", "RAY_ADDRESS", "PREFECT_UI_API_URL"}}
 
     def command(self, *arguments: str, timeout_s: float = 2 * WAIT_S) -> subprocess.CompletedProcess[str]:
+        """A module's; to Prefect's own, the password is given as `make up` says."""
+        password = {"PREFECT_API_AUTH_STRING": PASSWORD} if arguments[0] == "prefect" else {}
         return subprocess.run(
             [sys.executable, "-m", *arguments],
             cwd=self.home,
-            env=self.environment(),
+            env=self.environment(**password),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -14,7 +14,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from prefect.client.schemas.objects import FlowRun
 
 from tests.e2e.browser import CHROMIUM, Page, chromium
-from tests.e2e.deployed import Deployed
+from tests.e2e.deployed import PASSWORD, Deployed
 
 pytestmark = [
     pytest.mark.slow,
@@ -23,8 +23,11 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+def page(deployed: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """Of a person who has given the password."""
     with chromium(tmp_path_factory.mktemp("profile")) as found:
+        found.open(deployed.url)
+        found.evaluate(f"localStorage.setItem('prefect-password', btoa({PASSWORD!r}))")
         yield found
 
 

@@ -25,9 +25,11 @@ import pyarrow.parquet as parquet
 
 from actors.environments.base import Problem
 from actors.environments.dataset.problems import problem
-from actors.storage import reason
+from actors.storage import harmless, reason
 from configs.base import ConfigError
 from configs.environment import FieldsConfig
+from configs.redaction import hidden
+from configs.secrets import resolve
 
 _SUFFIXES = (".jsonl", ".json", ".parquet")
 _SAVED, _SAVED_SPLITS = "state.json", "dataset_dict.json"  # of folders that save_to_disk of a Dataset and of a DatasetDict wrote
@@ -134,8 +136,8 @@ def reading(path: str, field: str) -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except Exception as error:  # every store behind fsspec, and every file format, has exceptions of its own
-        raise ConfigError(f"{field}: cannot read {path}: {reason(error)}") from error
+    except Exception as error:  # noqa: BLE001  (every store and every file format has exceptions of its own)
+        raise ConfigError(f"{field}: cannot read {path}: {reason(error)}") from harmless(error)
 
 
 def files(path: str, field: str) -> list[tuple[str, str]]:
@@ -145,7 +147,8 @@ def files(path: str, field: str) -> list[tuple[str, str]]:
     Raises:
         ConfigError: there is none.
     """
-    system, root = fsspec.core.url_to_fs(path)
+    url = resolve(path, field)
+    system, root = fsspec.core.url_to_fs(url)
     if any(mark in root for mark in "*?["):
         found = system.glob(root)
     elif system.exists(f"{root.rstrip('/')}/{_SAVED}"):
@@ -162,8 +165,8 @@ def files(path: str, field: str) -> list[tuple[str, str]]:
     wanted = sorted(name for name in found if PurePosixPath(name).suffix in _SUFFIXES)
     if not wanted:
         raise ConfigError(f"{field}: {path}: no file that ends in {', '.join(_SUFFIXES)}")
-    protocol = path.partition("://")[0] + "://" if "://" in path else ""
-    named = [f"{protocol}{name}" if protocol and "://" not in name else name for name in wanted]
+    protocol = url.partition("://")[0] + "://" if "://" in url else ""
+    named = [hidden(f"{protocol}{name}" if protocol and "://" not in name else name) for name in wanted]
     folder = posixpath.commonpath([posixpath.dirname(name) for name in wanted])
     return [(name, posixpath.relpath(one, folder)) for name, one in zip(named, wanted, strict=True)]
 
@@ -199,8 +202,8 @@ def read_table(name: str, label: str) -> Table:
     if PurePosixPath(name).suffix not in _SUFFIXES:
         import datasets  # a second, for those who need it
 
-        return Table(name, label, datasets.load_from_disk(name).with_format("arrow")[:])
-    with fsspec.open(name, "rb") as file:
+        return Table(name, label, datasets.load_from_disk(resolve(name, label)).with_format("arrow")[:])
+    with fsspec.open(resolve(name, label), "rb") as file:
         if PurePosixPath(name).suffix == ".parquet":
             return Table(name, label, parquet.read_table(file))
         if PurePosixPath(name).suffix == ".json":

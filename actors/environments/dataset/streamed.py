@@ -24,6 +24,7 @@ from actors.environments.dataset.problems import prompt_digest
 from actors.environments.dataset.rows import Rows, Table, files, json_lines, of_lines, read_table, reading
 from configs.base import ConfigError
 from configs.environment import EnvironmentConfig
+from configs.secrets import resolve
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class _BlockReader:
 
 def _row_group(name: str, label: str, row: int) -> Table:
     """The row group of a Parquet file that has row number `row`; nothing when the file ends before it."""
-    with fsspec.open(name, "rb") as opened:
+    with fsspec.open(resolve(name, label), "rb") as opened:
         file = parquet.ParquetFile(opened)
         first = 0
         for group in range(file.num_row_groups):
@@ -85,7 +86,7 @@ def _row_group(name: str, label: str, row: int) -> Table:
 
 def _lines(name: str, label: str, position: _Position, count: int) -> tuple[Table, _Position]:
     found: list[tuple[int, bytes]] = []
-    with fsspec.open(name, "rb") as file:
+    with fsspec.open(resolve(name, label), "rb") as file:
         file.seek(position.byte)
         for number, line in json_lines(file, before=position.row):
             found.append((number, line))

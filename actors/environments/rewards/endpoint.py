@@ -11,6 +11,7 @@ import httpx
 
 from actors.environments.rewards.limits import retry_after_s
 from configs.base import ConfigError
+from configs.redaction import hidden
 from configs.rewards import JudgeReward
 
 _BODY_BYTES = 1 << 20
@@ -68,7 +69,7 @@ class Endpoint:
             raise ConfigError(f"{config.label}: the url, or the proxy that the environment names: {self._said(error)}") from None
         if base.userinfo or not base.host:  # httpx would send a user's password in place of the key
             raise ConfigError(f"{config.label}: url: write http://host:port/v1, without user and password; the key goes to api_key")
-        self.where = str(self._url.copy_with(query=None))
+        self.where = hidden(str(self._url.copy_with(query=None)))
 
     async def post(self, body: bytes) -> str | Refused:
         """Ask once; returns the text of the reply.

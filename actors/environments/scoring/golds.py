@@ -19,9 +19,7 @@ from configs.rewards import AnyReward, JudgeReward, ScoringConfig
 _SHOWN = 5
 
 
-def check_golds(
-    problems: Sequence[Problem], rewards: Sequence[AnyReward], config: ScoringConfig, environment: EnvironmentConfig, seed: int
-) -> None:
+def check_golds(problems: Sequence[Problem], rewards: Sequence[AnyReward], config: ScoringConfig, environment: EnvironmentConfig) -> None:
     """Every answer that can be checked is right by the success reward; of a judge none can.
 
     Raises:
@@ -31,7 +29,7 @@ def check_golds(
     if isinstance(reward, JudgeReward) or not problems:
         return
     patient = config.model_copy(update={"batch_timeout_s": reward.timeout_s * len(problems)})
-    start = Start(tuple(sys.path), (reward,), environment, seed, max_new_tokens=1, config=patient, golds=True)
+    start = Start(tuple(sys.path), (reward,), environment, max_new_tokens=1, config=patient, golds=True)
     with ScoringPool(start) as pool:
         parts = pool.score([(reward.label, problem, Response("", 0, False)) for problem in problems])
     wrong = [(problem, part) for problem, part in zip(problems, parts, strict=True) if part.outcome != "scored"]

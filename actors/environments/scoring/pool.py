@@ -258,11 +258,12 @@ class ScoringPool:
 
 
 def _start_zygote(start: Start) -> tuple[subprocess.Popen[bytes], socket.socket, bool]:
+    start = start.resolved()
     control, child = socket.socketpair()
     with child:
         process = subprocess.Popen(
             [sys.executable, "-m", "actors.environments.scoring.zygote", str(child.fileno())],
-            env=settings.bare_environment(start.config.environment_variables, start.path),
+            env=settings.bare_environment(start.variables, start.path),
             pass_fds=[child.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -12,6 +12,7 @@ from typing import Any
 from actors.environments.base import Problem
 from actors.environments.rewards.base import Response
 from actors.environments.scoring.verdict import LARGEST_REWARD, OUTCOMES, Part
+from configs.redaction import hidden
 
 _LONGEST_ANSWER = 64 * 1024  # bytes of one JSON message
 _LONGEST_ERROR = 300  # characters
@@ -52,7 +53,7 @@ def read_part(values: dict[str, Any]) -> Part:
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_REWARD
     if not (value is None or is_number) or outcome not in OUTCOMES or not isinstance(error, str) or not isinstance(seconds, int | float):
         raise WireError("a malformed answer")
-    return Part(None if value is None else float(value), outcome, float(seconds), one_line(error))
+    return Part(None if value is None else float(value), outcome, float(seconds), one_line(hidden(error)))
 
 
 class Lines:

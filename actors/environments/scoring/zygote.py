@@ -15,16 +15,17 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from actors.environments import build
+from actors.environments.registry import imported_here
 from actors.environments.rewards.base import GoldCheck, Reward
 from actors.environments.rewards.build import build_rewards, import_rewards
 from actors.environments.scoring import confine, worker
 from actors.environments.scoring.wire import message
 from actors.heap import freeze_heap
 from configs.environment import EnvironmentConfig
-from configs.rewards import AnyReward, ScoringConfig
+from configs.rewards import AnyReward, PythonReward, ScoringConfig
+from configs.secrets import resolve
 
 SPAWN = b"w"
 
@@ -34,18 +35,36 @@ class Start:
     """What a zygote is told.
 
     Attributes:
-        path: `sys.path` of the pool's process, so that both import the same. rewards: those to compute, secrets resolved.
-        environment, seed: what the reward of kind `environment` is made of.
+        path: `sys.path` of the pool's process, so that both import the same. rewards: those to compute.
+        environment: what a reward of the kind `environment` is made of; None: there is no such reward.
         golds: check the problems' own answers instead of scoring responses.
     """
 
     path: tuple[str, ...]
     rewards: tuple[AnyReward, ...]
-    environment: EnvironmentConfig
-    seed: int
+    environment: EnvironmentConfig | None
     max_new_tokens: int
     config: ScoringConfig
     golds: bool = False
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Names of the environment variables that the processes are given."""
+        return (*self.config.environment_variables, *(self.environment.environment_variables if self.environment else ()))
+
+    def resolved(self) -> Start:
+        """With its secrets looked up in this process, and without those of an environment that no reward asks."""
+        rewards = tuple(
+            reward.model_copy(update={"options": resolve(reward.options, f"rewards.{reward.label}.options")})
+            if isinstance(reward, PythonReward)
+            else reward
+            for reward in self.rewards
+        )
+        asked, source = any(reward.kind == "environment" for reward in rewards), self.environment
+        if not asked or source is None or source.kind != "python":
+            return replace(self, rewards=rewards, environment=None)
+        source = source.model_copy(update={"options": resolve(source.options, "environment.options")})
+        return replace(self, rewards=rewards, environment=source)
 
 
 def main() -> None:
@@ -77,8 +96,7 @@ def main() -> None:
 
 
 def _build(start: Start) -> Mapping[str, Reward]:
-    own = any(reward.kind == "environment" for reward in start.rewards)
-    environment = build(start.environment, start.seed) if own else None
+    environment = None if start.environment is None else imported_here(start.environment)
     rewards = build_rewards(start.rewards, max_new_tokens=start.max_new_tokens, environment=environment)
     if not start.golds:
         return rewards

@@ -19,7 +19,7 @@ OBEY = "tests.actors.environments.scoring.hostile:obey"
 
 def service(*rewards: Any, keys: dict[str, str] | None = None, **changes: Any) -> EnvironmentActor:
     config = ScoringConfig(**({"processes": 2, "batch_timeout_s": 60} | changes))
-    return EnvironmentActor(EnvironmentConfig(), rewards, config, seed=0, max_new_tokens=16, keys=keys or {})
+    return EnvironmentActor(EnvironmentConfig(), rewards, config, max_new_tokens=16, keys=keys or {})
 
 
 def judge(url: str, **changes: Any) -> JudgeReward:

@@ -3,6 +3,7 @@
 import pytest
 
 from actors.environments import build
+from actors.environments.registry import imported_here
 from configs.base import ConfigError
 from configs.environment import EnvironmentConfig
 
@@ -50,8 +51,8 @@ def test_unknown_task_and_options() -> None:
 
 
 def test_a_class_of_the_users_own() -> None:
-    env = build(EnvironmentConfig(kind="python", import_path="tests.actors.environments.parrot:Parrot", options={"words": ["ab", "cd"]}), 0)
-    assert env.score(env.problem("train", 1), "cd") == 1
+    config = EnvironmentConfig(kind="python", import_path="tests.actors.environments.parrot:Parrot", options={"words": ["ab", "cd"]})
+    assert imported_here(config).score(build(config, 0).problem("train", 1), "cd") == 1
     with pytest.raises(ConfigError, match="cannot import"):
         build(EnvironmentConfig(kind="python", import_path="tests.actors.environments.parrot:Polly"), 0)
     with pytest.raises(ConfigError, match="does not derive"):

@@ -55,6 +55,8 @@ def test_a_cpu_build_says_that_it_leaves_gpus_alone() -> None:
         ("Prefect", without("prefect"), "not installed", "make setup"),
         ("Prefect", with_version("sqlalchemy", "2.1.9"), "never fire", "make setup"),
         ("Prefect", replace(LAPTOP, prefect_url="http://10.0.0.5:4200/api"), "10.0.0.5", "unset PREFECT_API_URL"),
+        ("Prefect", replace(LAPTOP, prefect_url="http://h/api", answers={"http://h/api": True}, refusal="asks: set X"), "asks", "set X"),
+        ("Ray", replace(LAPTOP, lacks_token=True), "no token", "ray get-auth-token --generate"),
         ("make up", replace(LAPTOP, ours={"server": True, "ray": False}), "died: ray", "make up"),
         ("shared memory", replace(LAPTOP, shm_gib=0.0625), "0.1 GiB", "--shm-size"),
         ("disk", replace(LAPTOP, disk_gib=0.5), "0.5 GiB", "output_dir"),

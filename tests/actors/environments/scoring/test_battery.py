@@ -116,7 +116,7 @@ def healthy() -> list[Shot]:
 def pool() -> Iterator[ScoringPool]:
     others = set(descendants())
     config = ScoringConfig(processes=PROCESSES, memory_mib=2048, max_processes=32)
-    with ScoringPool(Start(tuple(sys.path), REWARDS, EnvironmentConfig(), 0, 16, config)) as pool:
+    with ScoringPool(Start(tuple(sys.path), REWARDS, EnvironmentConfig(), 16, config)) as pool:
         yield pool
         ours = set(descendants()) - others
     until(lambda: not [pid for pid in ours if running(pid)], "all scoring processes have ended")

@@ -26,7 +26,7 @@ PROBLEM = Problem("p:1", "What?", "yes")
 
 def new_pool(*rewards: object, **changes: object) -> ScoringPool:
     config = ScoringConfig(**({"processes": 2, "memory_mib": 2048, "max_processes": 32} | changes))
-    return ScoringPool(Start(tuple(sys.path), rewards or (obeying(),), EnvironmentConfig(), 0, 16, config))
+    return ScoringPool(Start(tuple(sys.path), rewards or (obeying(),), EnvironmentConfig(), 16, config))
 
 
 def obeying(**changes: object) -> PythonReward:
