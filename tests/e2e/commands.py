@@ -5,21 +5,29 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from configs import settings
 from tests.conftest import ROOT
 
 
+def pids_with(mark: str) -> list[int]:
+    """The processes whose environment holds the mark."""
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it ended while we looked, or is not ours
+            if mark.encode() in environ.read_bytes():
+                found.append(int(environ.parent.name))
+    return found
+
+
 def processes_with(mark: str) -> list[str]:
     """Command lines of the processes whose environment holds the mark."""
     found = []
-    for environ in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if mark.encode() in environ.read_bytes():
-                found.append((environ.parent / "cmdline").read_text().replace("\0", " ")[:120])
-        except OSError:
-            continue  # it ended while we looked, or is not ours
+    for pid in pids_with(mark):
+        with suppress(OSError):
+            found.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:120])
     return found
 
 

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import os
-import pickle
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 import ray
 import torch
@@ -29,23 +23,10 @@ from actors.waiting import find
 from configs.run import DataPlaneConfig
 from tests.actors.conftest import StartQueue
 from tests.actors.data_plane.test_runs import wait_until
+from tests.listeners import attack, listeners
 from tests.patience import WAIT_S
 
 pytestmark = pytest.mark.slow
-REACH_S = 2.0  # a request takes milliseconds
-PICKLED = b"\xc1\xfe\xed"  # the frame after which TransferQueue unpickles the next one
-
-type Dial = Callable[["zmq.Socket[bytes]"], None]
-
-
-class Command:
-    """Unpickling it runs a shell command."""
-
-    def __init__(self, line: str) -> None:
-        self._line = line
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, (self._line,)
 
 
 @pytest.fixture(scope="module")
@@ -67,19 +48,8 @@ def opened(request: pytest.FixtureRequest) -> DataPlaneAddress:
     return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
 
 
-def attack(address: DataPlaneAddress, mark: Path, dial: Dial) -> int:
-    """Two frames to every socket of the run. Returns how many there are."""
-    places = [f"tcp://{end.host}:{port}" for end in (address.controller, *address.storage) for _, port in end.ports]
-    with zmq.Context() as context, ExitStack() as stack:
-        context.linger = 0
-        for number, place in enumerate(places):
-            stranger = stack.enter_context(context.socket(zmq.DEALER))
-            stranger.identity = b"TQ_STORAGE_stranger"  # a storage unit listens to such names only
-            dial(stranger)
-            stranger.connect(place)
-            stranger.send_multipart([PICKLED, pickle.dumps(Command(f"touch {mark}-{number}"))])
-        time.sleep(REACH_S)
-    return len(places)
+def sockets(address: DataPlaneAddress) -> list[str]:
+    return [f"tcp://{end.host}:{port}" for end in (address.controller, *address.storage) for _, port in end.ports]
 
 
 def run_of_another(stranger: zmq.Socket[bytes], server: bytes) -> None:
@@ -95,16 +65,16 @@ def test_the_attack_works_where_there_is_no_lock(tmp_path: Path, keyed: DataPlan
     def member(stranger: zmq.Socket[bytes]) -> None:
         stranger.curve_publickey, stranger.curve_secretkey, stranger.curve_serverkey = keys.public, keys.secret, keys.server
 
-    sent = attack(keyed, tmp_path / "ran", member)
-    assert sent == 4  # of the controller two
-    wait_until(lambda: len(list(tmp_path.iterdir())) == sent, "four commands")
+    assert len(sockets(keyed)) == 4  # of the controller two
+    attack(sockets(keyed), tmp_path / "ran", member)
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 4, "four commands")
 
 
 def test_a_stranger_runs_nothing(tmp_path: Path, keyed: DataPlaneAddress) -> None:
     keys = keyed.keys
     assert keys is not None
-    attack(keyed, tmp_path / "without-keys", lambda stranger: None)
-    attack(keyed, tmp_path / "keys-of-another-run", lambda stranger: run_of_another(stranger, keys.server))
+    attack(sockets(keyed), tmp_path / "without-keys")
+    attack(sockets(keyed), tmp_path / "keys-of-another-run", lambda stranger: run_of_another(stranger, keys.server))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -119,8 +89,7 @@ def test_a_client_talks_to_no_other_server(keyed: DataPlaneAddress) -> None:
 def test_no_socket_on_a_network(local: DataPlaneAddress) -> None:
     for end in (local.controller, *local.storage):
         pid = ray.get(find(end.actor, local.namespace).__ray_call__.remote(lambda _: os.getpid()), timeout=WAIT_S)
-        listening = [one.laddr for one in psutil.Process(pid).net_connections("inet") if one.status == psutil.CONN_LISTEN]
-        assert [place.ip for place in listening] == ["::ffff:127.0.0.1"]  # Ray's own, which asks for the token
+        assert [door.ip for door in listeners([pid])] == ["::ffff:127.0.0.1"]  # Ray's own, which asks for the token
         assert {Path(end.host, str(port)).is_socket() for _, port in end.ports} == {True}
 
 
