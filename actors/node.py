@@ -13,6 +13,8 @@ import ray
 
 from configs import settings
 
+_LONGEST = 65  # characters: a unix socket's path has at most 107, and vLLM calls its sockets by 36
+
 
 def address() -> str:
     """This node's IP address, as the cluster knows it, without brackets. Loopback in a process of no cluster."""
@@ -39,26 +41,28 @@ def bind_collectives() -> None:
 
 
 def private_folder(prefix: str) -> Path:
-    """A new folder of this machine that only this user enters. Its path is short: unix sockets take 107 bytes.
+    """A new folder of this machine that only this user enters, in the temporary directory if that will do, else in /tmp.
 
-    It goes with the files of Ray's session, if these are private. Otherwise every user of the machine can rename Ray's folders, and
-    the new one is in the temporary directory, where its maker removes it.
+    Its path is short enough for sockets in it. Its maker removes it.
+
+    Raises:
+        OSError: another user could put a folder of his own in its place.
     """
-    above: Path | None = None
-    if ray.is_initialized():
-        here = ray.get_runtime_context().get_node_id()
-        socket = next(node["ObjectStoreSocketName"] for node in ray.nodes() if node["NodeID"] == here)
-        above = closed_above(Path(socket))
-    return Path(tempfile.mkdtemp(prefix=prefix, dir=above))
+    for above in (tempfile.gettempdir(), "/tmp"):
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=above))
+        if is_private(folder) and len(str(folder)) <= _LONGEST:
+            return folder
+        folder.rmdir()
+    raise PermissionError(f"{above}: other users may rename what lies there: set its sticky bit (chmod +t)")
 
 
-def closed_above(path: Path) -> Path | None:
-    """The first folder above `path` that no other user (but root) can enter, or put something else in the place of. None: there is none."""
-    for folder in reversed(path.parents):
+def is_private(path: Path) -> bool:
+    """Whether no other user (but root) can reach what is in the folder `path`, or put another in its place."""
+    for folder in (*reversed(path.parents), path):
         found = folder.stat()
         mine, movable = found.st_uid == os.getuid(), found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
         if movable or not (mine or found.st_uid == 0):
-            return None
+            return False
         if mine and not found.st_mode & 0o077:
-            return folder
-    return None
+            return True
+    return False

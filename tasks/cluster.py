@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import signal
 import socket
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -33,14 +31,11 @@ def cluster(config: RayConfig, namespace: str, num_cpus: int, num_gpus: int | No
     address = config.address or settings.ray_address()
     # ray.init puts its own SIGTERM handler in place of Prefect's, and a cancelled run would then end as Crashed.
     handler = signal.getsignal(signal.SIGTERM)
-    folder: str | None = None
     if address and address != "local":
         probe(address)
         _join(address, namespace)
         where = f"the Ray cluster at {address}"
     else:
-        # Ray opens its own folder to every user of the machine, who could then put sockets of theirs in the place of Ray's.
-        folder = tempfile.mkdtemp(prefix="grpo-", dir=settings.get("RAY_TMPDIR"))
         with _interruptible_children():
             ray.init(
                 address="local",
@@ -50,7 +45,6 @@ def cluster(config: RayConfig, namespace: str, num_cpus: int, num_gpus: int | No
                 object_store_memory=config.object_store_mib * 2**20,
                 include_dashboard=False,
                 _node_ip_address="127.0.0.1",  # else every service of the cluster listens on the network card
-                _temp_dir=f"{folder}/ray",
                 log_to_driver=False,
                 logging_level=logging.ERROR,  # the terminal belongs to the run's progress
             )
@@ -60,8 +54,6 @@ def cluster(config: RayConfig, namespace: str, num_cpus: int, num_gpus: int | No
         yield where
     finally:
         ray.shutdown()
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
         _restore(handler)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import stat
 import tempfile
 from pathlib import Path
@@ -27,13 +28,30 @@ def test_private(above: int, own: int, private: bool) -> None:
         folder.mkdir(parents=True)
         folder.parent.chmod(own)
         Path(top).chmod(above)
-        assert (node.closed_above(folder) in {Path(top), folder.parent}) == private
+        assert node.is_private(folder) == private
         Path(top).chmod(0o700)
 
 
-def test_folder_of_this_node(ray_session: None) -> None:
-    assert node.is_loopback()
+@pytest.mark.parametrize(("mode", "fits"), [(0o700, True), (0o777, False)])
+def test_folder(mode: int, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        Path(temporary).chmod(mode)
+        monkeypatch.setattr(tempfile, "tempdir", temporary)
+        folder = node.private_folder("q")
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert folder.parent == Path(temporary if fits else "/tmp")
+        assert os.listdir(temporary) == ([folder.name] if fits else [])
+        folder.rmdir()
+
+
+def test_paths_are_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
     folder = node.private_folder("q")
-    assert node.closed_above(folder / "0") == folder
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert folder.parent == Path("/tmp")
     folder.rmdir()
+
+
+def test_without_a_cluster_this_machine_is_alone() -> None:
+    assert node.address() == "127.0.0.1"
