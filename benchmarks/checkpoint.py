@@ -61,8 +61,8 @@ def measure(model: str, directory: Path, saves: int, cuda: bool) -> dict[str, An
     """Of one worker: `saves` saves with steps beside them, and the last one loaded."""
     config = PolicyConfig(batching=CASE.batching(), dtype="bfloat16" if cuda else "float32", recompute_logprobs="always")
     plane = MemoryPlane()
-    worker = PolicyWorker(config, model, 0, f"file://{directory}/rendezvous", plane, seed=0, temperature=1.0)
-    worker.setup()
+    worker = PolicyWorker(config, model, 0, plane, seed=0, temperature=1.0)
+    worker.setup(f"file://{directory}/rendezvous")
     plan = train_step.batch(plane, CASE, "checkpoint").shards[0]
     alone = [timed_step(worker, plan)[0] for _ in range(2)][1:]
     started = time.perf_counter()

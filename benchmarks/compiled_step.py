@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import socket
 import statistics
 import tempfile
 import time
@@ -49,7 +48,7 @@ class NoOpWorker:
 class TinyWorker:
     """A Megatron worker whose batch lies in its own memory."""
 
-    def __init__(self, parallel: ParallelConfig, model: str, rank: int, rendezvous: str) -> None:
+    def __init__(self, parallel: ParallelConfig, model: str, rank: int) -> None:
         from actors.data_plane.in_memory import MemoryPlane
         from actors.policy.worker import PolicyWorker
 
@@ -59,11 +58,11 @@ class TinyWorker:
         ids, mask = torch.arange(LENGTH) % 8, torch.arange(LENGTH) > 3
         plane.put(meta, {"input_ids": [ids] * SAMPLES, "token_mask": [mask] * SAMPLES, "sample_mask": [torch.tensor(1.0)] * SAMPLES})
         config = PolicyConfig(parallel=parallel, device="cpu", timeout_s=60)
-        self._worker = PolicyWorker(config, model, rank, rendezvous, plane, seed=0, temperature=1.0)
+        self._worker = PolicyWorker(config, model, rank, plane, seed=0, temperature=1.0)
 
-    def setup(self) -> dict[str, Any]:
+    def setup(self, place: str) -> dict[str, Any]:
         """Join the others and build the model."""
-        return self._worker.setup()
+        return self._worker.setup(place)
 
     def execute(self, packed: bytes) -> bytes:
         """A train step per plan."""
@@ -163,13 +162,10 @@ def start_models(directory: Path) -> dict[str, list[list[Any]]]:
     remote: Any = ray.remote
     actor = remote(num_cpus=0, runtime_env={"env_vars": {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}})(TinyWorker)
     layouts, pending = {}, []
-    for name, parallel in (("1", {}), ("2", {"tensor": 2}), ("4", {"tensor": 4}), ("2 replicas", {"data": 2})):
+    for name, parallel in (("1", {}), ("2", {"tensor": 2}), ("4", {"tensor": 4}), ("2-replicas", {"data": 2})):
         layout = ParallelConfig(**parallel)
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            rendezvous = f"tcp://127.0.0.1:{sock.getsockname()[1]}"
-        workers = [actor.remote(layout, str(directory / "model"), rank, rendezvous) for rank in range(layout.world_size)]
-        pending += [worker.setup.remote() for worker in workers]
+        workers = [actor.remote(layout, str(directory / "model"), rank) for rank in range(layout.world_size)]
+        pending += [worker.setup.remote(f"file://{directory}/rendezvous-{name}") for worker in workers]
         layouts[name] = [workers[replica :: layout.data] for replica in range(layout.data)]
     ray.get(pending, timeout=300)
     return layouts

@@ -140,8 +140,8 @@ class Bench:
             batching=batching, cuda_graph={"impl": impl}, dtype="bfloat16" if cuda else "float32", recompute_logprobs="always"
         )
         self._model, self._impl, self._cuda, self._plane = model, impl, cuda, MemoryPlane()
-        self._worker = PolicyWorker(config, model, 0, rendezvous, self._plane, seed=0, temperature=1.0)
-        self._worker.setup()
+        self._worker = PolicyWorker(config, model, 0, self._plane, seed=0, temperature=1.0)
+        self._worker.setup(rendezvous)
         self._cases = 0
 
     def measure(self, case: Case, seconds: float) -> dict[str, Any]:

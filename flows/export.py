@@ -66,8 +66,8 @@ def _write(config: RunConfig | SftConfig, model_path: str, state: Path, place: P
     optimizer = config.policy.optimizer.model_copy(update={"decay_style": "constant", "warmup_steps": 0})  # it makes no step
     here = {"device": "cpu", "parallel": ParallelConfig(), "cuda_graph": CudaGraphConfig(), "optimizer": optimizer}
     policy = config.policy.model_copy(update=here)
-    worker = PolicyWorker(policy, model_path, 0, f"file://{place}/rendezvous", MemoryPlane(), config.seed, 1.0)
-    worker.setup()
+    worker = PolicyWorker(policy, model_path, 0, MemoryPlane(), config.seed, 1.0)
+    worker.setup(f"file://{place}/rendezvous")
     try:
         worker.load_state(str(state), None)
         partial = target.with_name(f".{target.name}.partial")

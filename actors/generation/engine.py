@@ -14,17 +14,21 @@ vLLM is imported by `ready`, so this module costs nothing to import.
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import logging
+import shutil
 import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
 
+from actors import node
 from actors.generation.mailboxes import Mailboxes
 from actors.generation.types import (
     EngineFailedError,
@@ -60,10 +64,12 @@ COLLECTORS = 16  # threads of an engine actor in which clients wait for results;
 def prepare_process(config: GenerationConfig) -> None:
     """Set what vLLM reads when it is imported or started. Its reach is this process and its children: call it in the engine's own."""
     settings.apply_defaults()
+    node.bind_collectives()
     values = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # LLMEngine in this process; and on a CPU AsyncLLM's core without a third process
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # policy workers share the cores; on two, vLLM's own binding leaves none to run on
-        "VLLM_HOST_IP": "127.0.0.1",  # else its rendezvous listens on the network card
+        "VLLM_HOST_IP": "127.0.0.1",  # its workers are processes of this machine
+        "VLLM_RPC_BASE_PATH": str(_sockets()),
         "VLLM_LOGGING_LEVEL": settings.get("VLLM_LOGGING_LEVEL") or "WARNING",
     }
     if config.refit == "ipc":
@@ -73,6 +79,13 @@ def prepare_process(config: GenerationConfig) -> None:
         # Helpers of vLLM's sampler are compiled even then: 35 s at the first start, 20 s at later ones, on two cores.
         values["TORCH_COMPILE_DISABLE"] = "1"
     settings.set_for_process(**values)
+
+
+def _sockets() -> Path:
+    """The folder of vLLM's unix sockets: its core unpickles what comes through them."""
+    folder = node.private_folder("v")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 class Engine:
@@ -230,7 +243,7 @@ class Engine:
 
     @ray.method(concurrency_group="update")
     def join_transfer(self, init_info: dict[str, Any]) -> None:
-        """Join the communicator of an nccl transfer: vLLM's NCCLWeightTransferInitInfo. Returns when all have joined.
+        """Join the communicator of an nccl transfer (`Nccl.vllm_engine`). Returns when all have joined.
 
         Raises:
             EngineFailedError: it did not come about within `timeout_s`.
@@ -265,6 +278,11 @@ class Engine:
                 return
             with self._vllm("sleep"):
                 self._executor.sleep(self._config.sleep_level, self._config.timeout_s)
+
+    @ray.method(concurrency_group="health")
+    def node(self) -> str:
+        """The address of this engine's node."""
+        return node.address()
 
     @ray.method(concurrency_group="health")
     def health(self) -> EngineHealth:

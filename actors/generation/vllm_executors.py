@@ -26,6 +26,8 @@ from actors.generation.versions import Segments, TokenVersions
 from actors.refit.transport import UpdateInfo
 from configs.rollout import GenerationConfig
 
+_MEETING = "actors.generation.vllm_meeting"  # vLLM's "uni" and "mp"
+
 
 class Job(NamedTuple):
     """One request for vLLM; `key` is unique among those that run."""
@@ -103,7 +105,7 @@ def engine_arguments(config: GenerationConfig, model_path: str, seed: int, trans
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_num_seqs,
         "tensor_parallel_size": config.tensor_parallel_size,
-        "distributed_executor_backend": "uni" if config.tensor_parallel_size == 1 else "mp",
+        "distributed_executor_backend": f"{_MEETING}.{'OneWorker' if config.tensor_parallel_size == 1 else 'SeveralWorkers'}",
         "gpu_memory_utilization": config.gpu_memory_utilization,
         "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),  # read on a CPU too; VLLM_CPU_KVCACHE_SPACE takes whole GiB only
         "enforce_eager": config.enforce_eager,

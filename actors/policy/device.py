@@ -15,6 +15,7 @@ from unittest.mock import patch
 import torch
 from torch.overrides import TorchFunctionMode
 
+from actors import node, rendezvous
 from actors.policy.cuda_graphs import SEED_OPTIONS
 from configs.policy import ParallelConfig
 
@@ -120,11 +121,12 @@ def _cpu_shim() -> TorchFunctionMode:
 
 
 def init_distributed(
-    device: torch.device, parallel: ParallelConfig, rank: int, init_method: str, seed: int, timeout_s: float, *, graphs: bool = False
+    device: torch.device, parallel: ParallelConfig, rank: int, place: str, seed: int, timeout_s: float, *, graphs: bool = False
 ) -> None:
     """Join the workers' process group (NCCL or gloo) and lay Megatron's parallel groups over it. Call inside `runtime(device)`.
 
     Args:
+        place: where all ranks meet, as of `rendezvous.store`.
         graphs: the model's passes will be captured as CUDA graphs.
 
     Raises:
@@ -133,17 +135,18 @@ def init_distributed(
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
+    node.bind_collectives()
     try:
         torch.distributed.init_process_group(
             backend="nccl" if device.type == "cuda" else "gloo",
-            init_method=init_method,
+            store=rendezvous.store(place, rank, parallel.world_size, timeout_s),
             rank=rank,
             world_size=parallel.world_size,
             timeout=datetime.timedelta(seconds=timeout_s),
         )
     except RuntimeError as error:
         raise PeerLostError(
-            f"policy worker {rank} of {parallel.world_size} did not meet the others at {init_method} within {timeout_s:g} s "
+            f"policy worker {rank} of {parallel.world_size} did not meet the others at {place} within {timeout_s:g} s "
             f"({str(error).splitlines()[0]})"
         ) from error
     parallel_state.initialize_model_parallel(

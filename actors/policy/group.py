@@ -32,7 +32,7 @@ from actors.policy.executors import Request, build_executor
 from actors.policy.limits import FLAG, Limits, tripped
 from actors.policy.turns import Turn, Turns
 from actors.policy.warm_up import warm_up
-from actors.policy.worker_actor import PolicyWorkerActor, free_port
+from actors.policy.worker_actor import PolicyWorkerActor
 from actors.refit.transport import RefitPlan
 from actors.waiting import ActorTimeoutError, wait, wait_all
 from configs.deadlines import Deadlines
@@ -70,18 +70,22 @@ class PolicyGroup:
         self._turns = Turns(self._deadlines.policy_stage)
         self._refit_plan = refit_plan
         self._weight_sync: WeightSync | None = None  # built at the first refit, when the engines are known
-        init_method = f"tcp://127.0.0.1:{free_port('127.0.0.1')}"
         remote = ray.remote(PolicyWorkerActor)
         self._workers = {}  # by name
         for rank in range(config.parallel.world_size):
             name = f"policy-worker-{rank}"
             self._workers[name] = remote.options(name=name, namespace=namespace, **worker_options).remote(
-                config, model_path, rank, init_method, address, timeout_s, seed, temperature, refit_plan.transport
+                config, model_path, rank, address, timeout_s, seed, temperature, refit_plan.transport
             )
 
     def ready(self) -> str:
         """Build the model on every worker, compile the graph, and warm up. A line for the log."""
-        info = self._on_all("setup")[0]
+        nodes = self._on_all("node")
+        name = next(iter(self._workers))
+        first: Any = self._workers[name]
+        announced = first.announce.remote(one_machine=len(set(nodes)) == 1)
+        place = wait(announced, who=name, what="announce where the ranks meet", timeout_s=self._config.timeout_s)
+        info = self._on_all("setup", place)[0]
         self._row_multiple = self._config.parallel.row_multiple(info["device"])
         named = list(self._workers.items())
         replicas = [dict(named[rank] for rank in ranks) for ranks in self._config.parallel.replicas]

@@ -41,15 +41,12 @@ class PolicyWorker:
     """Rank `rank` of the policy.
 
     Args:
-        init_method: rendezvous of all ranks (tcp://host:port or file://...).
         temperature: of the rollouts: log-probabilities are those of the distribution that was sampled from.
     """
 
-    def __init__(
-        self, config: PolicyConfig, model_path: str, rank: int, init_method: str, data_plane: DataPlane, seed: int, temperature: float
-    ) -> None:
+    def __init__(self, config: PolicyConfig, model_path: str, rank: int, data_plane: DataPlane, seed: int, temperature: float) -> None:
         self._config, self._model_path, self._plane = config, model_path, data_plane
-        self._rank, self._init_method, self._seed, self._temperature = rank, init_method, seed, temperature
+        self._rank, self._seed, self._temperature = rank, seed, temperature
         self._objectives = {name: objectives.build(name, config) for name in (config.loss.objective, objectives.SUPERVISED)}
         self._reference: list[torch.Tensor] | None = None
         self._optimizer: Any = None
@@ -58,12 +55,16 @@ class PolicyWorker:
         self._saver: Any = None  # built at the first save, or ahead of it
 
     @on_device
-    def setup(self) -> dict[str, Any]:
-        """Join the group, build the model, load the weights. Returns rank, device, parameters of the whole model, optimizer."""
+    def setup(self, place: str) -> dict[str, Any]:
+        """Join the group, build the model, load the weights. Returns rank, device, parameters of the whole model, optimizer.
+
+        Args:
+            place: where all ranks meet, as of `rendezvous.store`.
+        """
         config = self._config
         self._dtype = getattr(torch, config.dtype)
         graphs = config.cuda_graph.impl != "none" and self._device.type == "cuda"
-        devices.init_distributed(self._device, config.parallel, self._rank, self._init_method, self._seed, config.timeout_s, graphs=graphs)
+        devices.init_distributed(self._device, config.parallel, self._rank, place, self._seed, config.timeout_s, graphs=graphs)
         self._reader = ColumnReader(self._plane, config, self._rank, self._device)
         from megatron.core import parallel_state
         from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig

@@ -6,14 +6,12 @@ graph runs `execute` on a background thread beside ordinary calls: the group mak
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import ray
-
+from actors import node, rendezvous
 from actors.data_plane.address import DataPlaneAddress
 from actors.data_plane.connect import connect
 from actors.data_plane.usage import OperationUsage
@@ -36,7 +34,6 @@ class PolicyWorkerActor:
         config: PolicyConfig,
         model_path: str,
         rank: int,
-        init_method: str,
         address: DataPlaneAddress,
         timeout_s: float,
         seed: int,
@@ -48,7 +45,7 @@ class PolicyWorkerActor:
 
         self._leads, self._transport = rank == 0, TRANSPORTS[transport](config.timeout_s)
         self._plane = connect(address, timeout_s=timeout_s)
-        self._worker = PolicyWorker(config, model_path, rank, init_method, self._plane, seed, temperature)
+        self._worker = PolicyWorker(config, model_path, rank, self._plane, seed, temperature)
         self._busy, self._running = threading.Lock(), ""
 
     def ping(self) -> None:
@@ -71,9 +68,9 @@ class PolicyWorkerActor:
         with self._alone(method):
             return getattr(self._worker, method)(*arguments)
 
-    def setup(self) -> dict[str, Any]:
+    def setup(self, place: str) -> dict[str, Any]:
         """`PolicyWorker.setup`, and what the transport of weights needs before the first refit."""
-        info: dict[str, Any] = self.call("setup")
+        info: dict[str, Any] = self.call("setup", place)
         if self._leads:
             self._transport.prepare()
         return info
@@ -94,10 +91,13 @@ class PolicyWorkerActor:
         """To be called after the warm-up."""
         freeze_heap()
 
-    def rendezvous(self) -> tuple[str, int]:
-        """Address and free port of this worker's host, at which a broadcast's ranks can meet."""
-        address = ray.util.get_node_ip_address()
-        return address, free_port(address)
+    def node(self) -> str:
+        """The address of this worker's node."""
+        return node.address()
+
+    def announce(self, one_machine: bool) -> str:
+        """As `rendezvous.announce`."""
+        return rendezvous.announce(one_machine)
 
     def transport(self, method: str, *arguments: Any) -> Any:
         """A method of the policy's end of the transport, which gets the `PolicyWorker` as its first argument.
@@ -117,10 +117,3 @@ class PolicyWorkerActor:
             yield
         finally:
             self._busy.release()
-
-
-def free_port(address: str) -> int:
-    """A port of this host's address that nobody listens at now."""
-    with socket.socket() as sock:
-        sock.bind((address, 0))
-        return int(sock.getsockname()[1])

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from actors import rendezvous
 from actors.refit.manifest import WeightLayout
 from actors.refit.transport import RefitPlan, Transfer, Transport, UpdateInfo, Weights, bytes_of
 from actors.waiting import find, wait, wait_all
@@ -39,11 +41,15 @@ class Nccl(Transport):
 
     def _connect(self, ranks: int, workers: Mapping[str, Any], namespace: str, engines: Mapping[str, str]) -> None:
         name, first = next(iter(workers.items()))
-        address, port = wait(first.rendezvous.remote(), who=name, what="refit: find a port", timeout_s=self._timeout_s)
-        group = {"master_address": address, "master_port": port, "world_size": 1 + len(engines) * ranks}
+        handles = {engine: find(engine, namespace) for engine in engines}
+        where = {who: handle.node.remote() for who, handle in (handles | {name: first}).items()}
+        nodes = wait_all(where, what="refit: say its node", timeout_s=self._timeout_s)
+        announced = first.announce.remote(one_machine=len(set(nodes.values())) == 1)
+        place = wait(announced, who=name, what="refit: announce where the ranks meet", timeout_s=self._timeout_s)
+        group = {"place": place, "world_size": 1 + len(engines) * ranks, "timeout_s": self._timeout_s}
         refs = {
-            engine: find(engine, namespace).join_transfer.remote(group | {"rank_offset": 1 + index * ranks})
-            for index, engine in enumerate(engines)
+            engine: handle.join_transfer.remote(group | {"rank_offset": 1 + index * ranks})
+            for index, (engine, handle) in enumerate(handles.items())
         }
         refs[name] = first.transport.remote("join", group)
         wait_all(refs, what="refit: join the broadcast", timeout_s=self._timeout_s)
@@ -55,13 +61,12 @@ class Nccl(Transport):
 
     def join(self, worker: Any, group: dict[str, Any]) -> None:
         """In rank 0: be rank 0 of vLLM's communicator. Returns when all others have joined."""
-        from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
         def join() -> Any:
             # vLLM's communicator would give this thread a new stream for good (vllm.utils current_stream), on which the worker's
             # later calls ran unordered with those of its other threads.
             with torch.cuda.stream(torch.cuda.current_stream()):
-                return NCCLWeightTransferEngine.trainer_init(group)
+                return communicator(0, **group)
 
         self._communicator = worker.call_on_device(join)
 
@@ -85,15 +90,41 @@ class Nccl(Transport):
 
     @classmethod
     def vllm_engine(cls) -> type:
-        """As `Transport.vllm_engine`: vLLM's nccl engine, which gives the memory of each update back (vLLM issue 52950)."""
+        """As `Transport.vllm_engine`: vLLM's nccl engine, which gives the memory of each update back (vLLM issue 52950).
+
+        It meets the policy where that says: vLLM's own rendezvous unpickles what anybody who reaches it has written there.
+        """
+        from vllm.distributed.weight_transfer.base import WeightTransferInitInfo
         from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
+        @dataclass
+        class Group(WeightTransferInitInfo):
+            place: str  # as of `rendezvous.store`
+            world_size: int
+            timeout_s: float
+            rank_offset: int  # of this engine's first worker
+
         class LeanNCCLWeightTransferEngine(NCCLWeightTransferEngine):
+            init_info_cls: Any = Group
+
+            def init_transfer_engine(self, init_info: Any) -> None:
+                rank = init_info.rank_offset + self.parallel_config.rank
+                self.model_update_group = communicator(rank, init_info.place, init_info.world_size, init_info.timeout_s)
+
             def finish_weight_update(self) -> None:
                 super().finish_weight_update()
                 torch.cuda.empty_cache()
 
         return LeanNCCLWeightTransferEngine
+
+
+def communicator(rank: int, place: str, world_size: int, timeout_s: float) -> Any:
+    """vLLM's PyNcclCommunicator on this thread's device. Returns when all ranks have joined."""
+    from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+    from vllm.distributed.utils import StatelessProcessGroup
+
+    group = StatelessProcessGroup(rank, world_size, rendezvous.store(place, rank, world_size, timeout_s))
+    return PyNcclCommunicator(group, device=torch.accelerator.current_device_index())
 
 
 def broadcast_bytes(transfer: Transfer) -> int:

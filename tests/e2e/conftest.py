@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -29,6 +29,7 @@ from flows.service.up import worker_command
 from tests.conftest import ROOT
 from tests.e2e.deployed import PASSWORD, Deployed, gone
 from tests.e2e.tick import tick
+from tests.listeners import Listener, watching
 from tests.patience import WAIT_S
 
 DEPLOYMENT = "grpo/async"  # the one that the tests run to its end
@@ -184,10 +185,24 @@ def start_ticking(machine: Deployed) -> None:
     machine.ticks.start("worker", machine.url, worker_command("ticks", "ticks"), environment, ROOT)
 
 
+class Watched(NamedTuple):
+    """A run of a deployment.
+
+    Attributes:
+        printed: by the command that began it.
+        doors: where processes of `make up` listened meanwhile, those of the run among them.
+    """
+
+    run: FlowRun
+    printed: str
+    doors: set[Listener]
+
+
 @pytest.fixture(scope="session")
-def watched(deployed: Deployed) -> tuple[FlowRun, str]:
-    """The run of `prefect deployment run ... --watch`, typed where `make up` was, and what it printed."""
+def watched(deployed: Deployed) -> Watched:
+    """The run of `prefect deployment run ... --watch`, typed where `make up` was."""
     overrides = json.dumps([*SHORT, f"output_dir={deployed.output}"])
-    done = deployed.command("prefect", "deployment", "run", DEPLOYMENT, "--watch", "-p", f"overrides={overrides}", "-p", "steps=2")
+    with watching(deployed.pids) as doors:
+        done = deployed.command("prefect", "deployment", "run", DEPLOYMENT, "--watch", "-p", f"overrides={overrides}", "-p", "steps=2")
     assert done.returncode == 0, done.stdout + deployed.record.log("worker").read_text()
-    return deployed.runs(DEPLOYMENT)[0], done.stdout
+    return Watched(deployed.runs(DEPLOYMENT)[0], done.stdout, doors)

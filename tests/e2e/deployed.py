@@ -129,6 +129,10 @@ class Deployed:
         with self.client() as client:
             return int(str(client.read_flow_run(run.id).infrastructure_pid))
 
+    def pids(self) -> list[int]:
+        """Of all parts, and of all that they started."""
+        return [process.pid for part in self.record.parts.values() for process in part.members()]
+
     def actor_processes(self) -> list[str]:
         """Titles of the processes in the cluster that an actor has made its own."""
         titles = []

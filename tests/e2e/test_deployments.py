@@ -6,12 +6,10 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate
@@ -30,7 +28,7 @@ from flows.sft import sft
 from tasks.reporting.jsonl import read_lines
 from tests.conftest import ROOT
 from tests.e2e.commands import has_trained
-from tests.e2e.conftest import DEPLOYMENT
+from tests.e2e.conftest import DEPLOYMENT, Watched
 from tests.e2e.deployed import Deployed, await_true, gone
 from tests.patience import WAIT_S
 
@@ -52,8 +50,8 @@ def artifacts(client: SyncPrefectClient, run: FlowRun) -> dict[str | None, Any]:
     return {artifact.key: artifact.data for artifact in found}
 
 
-def test_a_deployment_runs_to_completed(deployed: Deployed, watched: tuple[FlowRun, str]) -> None:
-    run, printed = watched
+def test_a_deployment_runs_to_completed(deployed: Deployed, watched: Watched) -> None:
+    run, printed = watched.run, watched.printed
     assert "Completed" in printed
     recipe = run.parameters["recipe"]
     assert run.name.startswith(f"{DEPLOYMENT.partition('/')[0]}-{recipe}-20")
@@ -69,23 +67,16 @@ def test_a_deployment_runs_to_completed(deployed: Deployed, watched: tuple[FlowR
     assert str(shown["grpo-reward"]).startswith("data:image/svg+xml;base64,")
 
 
-def test_nothing_of_the_run_is_left(deployed: Deployed, watched: tuple[FlowRun, str]) -> None:
+def test_nothing_of_the_run_is_left(deployed: Deployed, watched: Watched) -> None:
     assert watched
     await_true("actors of an ended run", lambda: not deployed.actor_processes(), RELEASE_S)
     assert deployed.actors() == []
 
 
-def test_everything_listens_on_loopback_only(deployed: Deployed, watched: tuple[FlowRun, str]) -> None:
-    """The sockets of server, Ray and worker, and of all that they started."""
-    assert watched
-    places: set[str] = set()
-    for part in deployed.record.parts.values():
-        for process in part.members():
-            with suppress(psutil.Error):  # it ended while we looked
-                found = psutil.Process(process.pid).net_connections("inet")
-                places |= {connection.laddr.ip for connection in found if connection.status == psutil.CONN_LISTEN}
-    assert places
-    assert {place.removeprefix("::ffff:") for place in places} <= {"127.0.0.1", "::1"}
+def test_everything_listens_on_loopback_only(watched: Watched) -> None:
+    """The sockets of server, Ray and worker, and of all that they started, while a run was at work."""
+    assert {"ray::Controller", "ray::Engine", "ray::PolicyWorkerActor"} <= {door.title.partition(".")[0] for door in watched.doors}
+    assert {door for door in watched.doors if not door.on_loopback} == set()
 
 
 def test_a_cron_schedule_fires(deployed: Deployed) -> None:

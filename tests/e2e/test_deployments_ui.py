@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
-from prefect.client.schemas.objects import FlowRun
 
 from tests.e2e.browser import CHROMIUM, Page, chromium
+from tests.e2e.conftest import Watched
 from tests.e2e.deployed import PASSWORD, Deployed
 
 pytestmark = [
@@ -31,8 +31,8 @@ def page(deployed: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield found
 
 
-def test_the_page_of_a_flow_run(deployed: Deployed, watched: tuple[FlowRun, str], page: Page, tmp_path: Path) -> None:
-    run, _ = watched
+def test_the_page_of_a_flow_run(deployed: Deployed, watched: Watched, page: Page, tmp_path: Path) -> None:
+    run = watched.run
     page.open(f"{deployed.url}/runs/flow-run/{run.id}", run.name, "Completed", "launch-actors")
     page.screenshot(tmp_path / "flow-run.png")
     page.click("Task Runs")
@@ -42,9 +42,9 @@ def test_the_page_of_a_flow_run(deployed: Deployed, watched: tuple[FlowRun, str]
     page.screenshot(tmp_path / "artifacts.png")
 
 
-def test_the_pages_of_progress_and_plot(deployed: Deployed, watched: tuple[FlowRun, str], page: Page, tmp_path: Path) -> None:
+def test_the_pages_of_progress_and_plot(deployed: Deployed, watched: Watched, page: Page, tmp_path: Path) -> None:
     with deployed.client() as client:
-        of_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[watched[0].id]))
+        of_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[watched.run.id]))
         ids = {artifact.key: artifact.id for artifact in client.read_artifacts(artifact_filter=of_run)}
     page.open(f"{deployed.url}/artifacts/artifact/{ids['grpo-progress']}", "grpo-progress", "2 of 2 steps", "100%")
     page.open(f"{deployed.url}/artifacts/artifact/{ids['grpo-reward']}", "grpo-reward")

@@ -1,4 +1,4 @@
-"""A command that is killed leaves nothing running."""
+"""A command that runs lets nobody in, and leaves nothing running when it is killed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.commands import await_none, start_command
+from tests.e2e.commands import await_none, processes_with, start_command
 from tests.e2e.conftest import SHORT
+from tests.listeners import attack, listeners, reached_from_outside
 
 pytestmark = pytest.mark.slow
 
@@ -23,14 +24,23 @@ def killed() -> Iterator[list[str]]:
         await_none(mark, 120)
 
 
-def test_a_killed_command_leaves_no_process(tmp_path: Path, killed: list[str]) -> None:
+def test_a_running_command_lets_nobody_in_and_a_killed_one_leaves_no_process(tmp_path: Path, killed: list[str]) -> None:
     mark = uuid.uuid4().hex
-    command = start_command("grpo", tmp_path, mark, *SHORT, "steps=500")
+    command = start_command("grpo", tmp_path, mark, *SHORT, "steps=500", "policy.parallel.data=2")
     assert command.stdout is not None
     for line in command.stdout:
         if line.startswith("step 1/"):
             break
+    doors = listeners(list(processes_with(mark)))
+    attack(
+        [f"tcp://127.0.0.1:{door.port}" for door in doors if "Controller" in door.title or "StorageUnit" in door.title], tmp_path / "ran"
+    )
+    outside = reached_from_outside(door.port for door in doors)
     command.kill()
+    assert {"ray::Controller", "ray::StorageUnit", "ray::Engine", "ray::PolicyWorkerActor"} <= {door.title.split(".")[0] for door in doors}
+    assert list(tmp_path.glob("ran*")) == []
+    assert {door for door in doors if not door.on_loopback} == set()
+    assert outside == []
     command.wait(10)
     # Ray's two agents first try for 60 s to tell a dead GCS that the raylet died (ray/_private/process_watcher.py).
     await_none(mark, 60, leaving=("ray::DashboardAgent", "ray::RuntimeEnvAgent"))

@@ -29,8 +29,8 @@ FIELDS = ("input_ids", "token_mask", "sample_mask", "generation_logprobs", "adva
 @contextmanager
 def worker(config: PolicyConfig, model: Path, plane: MemoryPlane, directory: Path) -> Iterator[PolicyWorker]:
     """A set-up worker, alone in its group."""
-    made = PolicyWorker(config, str(model), 0, f"file://{directory}/rendezvous", plane, seed=0, temperature=0.8)
-    made.setup()
+    made = PolicyWorker(config, str(model), 0, plane, seed=0, temperature=0.8)
+    made.setup(f"file://{directory}/rendezvous")
     try:
         yield made
     finally:

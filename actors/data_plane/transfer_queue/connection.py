@@ -22,6 +22,7 @@ from transfer_queue.utils.zmq_utils import ZMQServerInfo
 
 from actors.data_plane.address import DataPlaneAddress, Endpoint
 from actors.data_plane.interface import DataPlaneError, DataPlaneGoneError, UnknownKeyError
+from actors.data_plane.transfer_queue.locks import unlock
 from actors.data_plane.transfer_queue.loop import LoopStoppedError, LoopThread, Request, Undo
 from actors.data_plane.transfer_queue.records import Record
 from actors.data_plane.transfer_queue.requests import Requests
@@ -72,11 +73,13 @@ class Connection:
         self._closing = False
         controller = _server(address.controller, Role.CONTROLLER)
         self._client = AsyncTransferQueueClient(f"data_plane_client_{uuid4().hex[:8]}", controller, zmq_io_threads=2)
+        if address.keys:
+            unlock(self._client.zmq_context, address.keys)
         storage = {"zmq_info": {end.actor: _server(end, Role.STORAGE) for end in address.storage}}
         end = time.monotonic() + timeout_s
         while True:
             try:
-                self._client.initialize_storage_manager("SimpleStorage", storage)
+                self._client.initialize_storage_manager("Locked", storage)
                 break
             except TimeoutError as error:  # after 4 s: a busy machine may need longer, a dead controller never answers
                 late = f"{CONTROLLER} did not answer within {timeout_s:g} s" if time.monotonic() >= end else None
@@ -157,7 +160,7 @@ def require_ray() -> None:
 
 
 def _server(end: Endpoint, role: Role) -> ZMQServerInfo:
-    return ZMQServerInfo(role=role, id=end.server_id, ip=end.ip, ports=dict(end.ports))
+    return ZMQServerInfo(role=role, id=end.server_id, ip=end.host, ports=dict(end.ports))
 
 
 @atexit.register

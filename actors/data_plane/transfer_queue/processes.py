@@ -5,20 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import zmq
 from transfer_queue.controller import TransferQueueController
 from transfer_queue.sampler import BaseSampler
-from transfer_queue.storage.simple_storage import SimpleStorageUnit
+from transfer_queue.storage.simple_storage import TQ_STORAGE_ZMQ_BACKLOG, SimpleStorageUnit
+from transfer_queue.utils.enum_utils import Role
+from transfer_queue.utils.zmq_utils import ZMQServerInfo, create_zmq_socket
 
+from actors.data_plane.transfer_queue.locks import Locks
 from actors.data_plane.transfer_queue.storage import BlockData
 
 
-class _OnLoopback:
-    """Metrics are for this machine, unless a person forwards them; the library serves them on the node's address."""
+class _Guarded:
+    """What both do: their sockets have locks. The library's would listen to everyone who reaches the node."""
 
+    _locks: Locks
     _node_ip: str
 
+    def _listen(self, context: Any, number: int, **options: int) -> tuple[Any, int]:
+        server = create_zmq_socket(context, zmq.ROUTER, self._locks.host)
+        for name, value in options.items():
+            setattr(server, name, value)
+        return server, self._locks.bind(server, number)
+
+    def _server_info(self, role: Role, server_id: str, **ports: int) -> ZMQServerInfo:
+        return ZMQServerInfo(role=role, id=server_id, ip=self._locks.host, ports=ports)
+
     def serve_metrics(self, port: int) -> Any:
-        """Start the Prometheus exporter (0: on any free port). Returns "host:port"."""
+        """Start the Prometheus exporter (0: on any free port) for this machine, unless a person forwards it. Returns "host:port"."""
         node, self._node_ip = self._node_ip, "127.0.0.1"
         try:
             return self.start_metrics(port=port)  # type: ignore[attr-defined]
@@ -50,16 +64,32 @@ class FirstWrittenSampler(BaseSampler):  # type: ignore[misc]
         return (chosen, chosen) if len(chosen) == batch_size else ([], [])
 
 
-class Controller(_OnLoopback, TransferQueueController.__ray_actor_class__):  # type: ignore[misc]
+class Controller(_Guarded, TransferQueueController.__ray_actor_class__):  # type: ignore[misc]
     """Keys, columns and tags. In polling mode: else a claim that must wait would put the controller itself to sleep."""
 
-    def __init__(self) -> None:
+    def __init__(self, locks: Locks) -> None:
+        self._locks = locks
         super().__init__(sampler=FirstWrittenSampler, polling_mode=True)
 
+    def _init_zmq_socket(self) -> None:
+        self._node_ip, self.zmq_context = self._locks.host, self._locks.context()
+        self.handshake_socket, handshake = self._listen(self.zmq_context, 0)
+        self.request_handle_socket, requests = self._listen(self.zmq_context, 1)
+        ports = {"handshake_socket": handshake, "request_handle_socket": requests}
+        self.zmq_server_info = self._server_info(Role.CONTROLLER, self.controller_id, **ports)
 
-class StorageUnit(_OnLoopback, SimpleStorageUnit.__ray_actor_class__):  # type: ignore[misc]
+
+class StorageUnit(_Guarded, SimpleStorageUnit.__ray_actor_class__):  # type: ignore[misc]
     """Values, in blocks. Not bounded as a whole: `register_partition` bounds each partition."""
 
-    def __init__(self, units: int) -> None:
+    def __init__(self, locks: Locks, unit: int, units: int) -> None:
+        self._locks, self._unit = locks, unit
         super().__init__({"num_data_storage_units": units, "total_storage_size": None})
         self.storage_data: BlockData = BlockData(None)
+
+    def _init_zmq_socket(self) -> None:
+        self._node_ip, self.zmq_context = self._locks.host, self._locks.context()
+        self.put_get_socket, port = self._listen(self.zmq_context, 2 + self._unit, backlog=TQ_STORAGE_ZMQ_BACKLOG)
+        self.worker_socket = create_zmq_socket(self.zmq_context, zmq.DEALER, self._node_ip)
+        self.worker_socket.bind(self._inproc_addr)
+        self.zmq_server_info = self._server_info(Role.STORAGE, str(self.storage_unit_id), put_get_socket=port)

@@ -10,6 +10,7 @@ import ray
 
 from actors.data_plane.address import DataPlaneAddress, Endpoint
 from actors.data_plane.interface import DataPlaneError, DataPlaneGoneError
+from actors.data_plane.transfer_queue import locks
 from actors.data_plane.transfer_queue.connection import CONTROLLER, disconnect, require_ray
 from actors.data_plane.transfer_queue.processes import Controller, StorageUnit
 from actors.waiting import ActorGoneError, ActorTimeoutError, find, wait, wait_all
@@ -34,26 +35,28 @@ def start(namespace: str, config: DataPlaneConfig) -> DataPlaneAddress:
     require_ray()
     options = {"namespace": namespace, "num_cpus": 0, "scheduling_strategy": "SPREAD", "runtime_env": {"env_vars": _ACTOR_ENV}}
     actors: dict[str, Any] = {}
+    opened = locks.choose()
     try:
-        actors[CONTROLLER] = ray.remote(Controller).options(name=CONTROLLER, **options).remote()
+        actors[CONTROLLER] = ray.remote(Controller).options(name=CONTROLLER, **options).remote(opened)
         for unit in range(config.num_storage_units):
             name = STORAGE.format(unit)
-            actors[name] = ray.remote(StorageUnit).options(name=name, **options).remote(config.num_storage_units)
+            actors[name] = ray.remote(StorageUnit).options(name=name, **options).remote(opened, unit, config.num_storage_units)
         answers = {name: actor.get_zmq_server_info.remote() for name, actor in actors.items()}
         servers = wait_all(answers, what=f"start the data plane of {namespace!r}", timeout_s=_START_S)
         metrics = None if config.prometheus_port is None else _start_metrics(actors, servers, config.prometheus_port)
     except ValueError as error:
-        _kill(actors.values())
+        _undo(actors.values(), opened)
         raise DataPlaneError(f"namespace {namespace!r} has a data plane already: {error}") from error
     except (ActorGoneError, ActorTimeoutError) as error:  # before OSError, which the second one is, too
-        _kill(actors.values())
+        _undo(actors.values(), opened)
         raise DataPlaneGoneError(str(error)) from error
     except OSError as error:
-        _kill(actors.values())
+        _undo(actors.values(), opened)
         raise DataPlaneError(f"data_plane.prometheus_port = {config.prometheus_port}: {error}; choose another, or 0 for any") from error
     _owned[namespace] = list(actors.values())
     ends = [Endpoint(name, server.id, server.ip, tuple(sorted(server.ports.items()))) for name, server in servers.items()]
-    return DataPlaneAddress(namespace=namespace, controller=ends[0], storage=tuple(ends[1:]), metrics=metrics)
+    keys = opened.of_clients if isinstance(opened, locks.Keys) else None
+    return DataPlaneAddress(namespace=namespace, controller=ends[0], storage=tuple(ends[1:]), metrics=metrics, keys=keys)
 
 
 def stop(address: DataPlaneAddress) -> None:
@@ -62,6 +65,7 @@ def stop(address: DataPlaneAddress) -> None:
     for end in (address.controller, *address.storage):
         with contextlib.suppress(ActorGoneError):
             _kill([find(end.actor, address.namespace)])
+    locks.remove(address.controller.host)
     _owned.pop(address.namespace, None)
 
 
@@ -81,3 +85,9 @@ def _start_metrics(actors: dict[str, Any], servers: dict[str, Any], port: int) -
 def _kill(handles: Iterable[Any]) -> None:
     for handle in handles:
         ray.kill(handle, no_restart=True)
+
+
+def _undo(handles: Iterable[Any], opened: locks.Locks) -> None:
+    _kill(handles)
+    if isinstance(opened, locks.Folder):
+        locks.remove(opened.host)

@@ -73,8 +73,8 @@ def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[
         columns["advantages"] = [torch.tensor(float("nan"))] * len(meta)  # in this rank's plane only
     meta = plane.put(meta, columns)
     kind = _DistributedWorker if job.distributed else PolicyWorker
-    worker = kind(config, job.model, rank, f"file://{directory}/rendezvous-{job.name}", plane, seed=0, temperature=job.temperature)
-    results: dict[str, Any] = {"setup": worker.setup(), "metrics": []}
+    worker = kind(config, job.model, rank, plane, seed=0, temperature=job.temperature)
+    results: dict[str, Any] = {"setup": worker.setup(f"file://{directory}/rendezvous-{job.name}"), "metrics": []}
     data_rank = rank // (parallel.tensor * parallel.context) % parallel.data
     for action in job.actions:
         plan = _plans(meta, config)[data_rank]

@@ -19,7 +19,7 @@ from actors.generation.types import UpdateOptions, WeightUpdate
 from actors.policy import device as devices
 from actors.policy.executors import CompiledExecutor, PlainExecutor
 from actors.policy.group import PolicyGroup
-from actors.policy.worker_actor import OverlapError, free_port
+from actors.policy.worker_actor import OverlapError
 from actors.refit.transport import RefitPlan
 from actors.waiting import ActorGoneError, cause
 from configs.policy import ParallelConfig, PolicyConfig
@@ -44,7 +44,7 @@ def _swap_reference(actor: Any) -> None:
         worker._swap_reference()
 
 
-def _begin_anew(actor: Any, config: PolicyConfig, rank: int, init_method: str) -> None:
+def _begin_anew(actor: Any, config: PolicyConfig, rank: int) -> None:
     """A worker of another layout in the same process: importing Megatron takes longer than all that the tests do with it."""
     from megatron.core import parallel_state
 
@@ -55,7 +55,7 @@ def _begin_anew(actor: Any, config: PolicyConfig, rank: int, init_method: str) -
         parallel_state.destroy_model_parallel()
         torch.distributed.destroy_process_group()
     if rank < config.parallel.world_size:
-        actor._worker = PolicyWorker(config, old._model_path, rank, init_method, old._plane, old._seed, old._temperature)
+        actor._worker = PolicyWorker(config, old._model_path, rank, old._plane, old._seed, old._temperature)
 
 
 def _resources(_: Any = None) -> dict[str, int]:
@@ -79,8 +79,7 @@ class Group(PolicyGroup):
         if self._layout:
             self._executor.close()
         config = self._config.model_copy(update={"parallel": LAYOUTS[layout]})
-        init_method = f"tcp://127.0.0.1:{free_port('127.0.0.1')}"
-        begun = [p.__ray_call__.remote(_begin_anew, config, rank, init_method) for rank, p in enumerate(self._processes.values())]
+        begun = [p.__ray_call__.remote(_begin_anew, config, rank) for rank, p in enumerate(self._processes.values())]
         ray.get(begun, timeout=WAIT_S)  # four processes import Megatron at once on two shared cores
         self._config, self._layout = config, layout
         self._workers = dict(list(self._processes.items())[: config.parallel.world_size])

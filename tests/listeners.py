@@ -1,0 +1,112 @@
+"""Where processes listen, and what a stranger does there."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import zmq
+
+_PICKLED = b"\xc1\xfe\xed"  # the frame after which TransferQueue unpickles the next one
+_EVERY_S = 0.5
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A TCP socket that waits for connections, and the process's title."""
+
+    title: str
+    ip: str
+    port: int
+
+    @property
+    def on_loopback(self) -> bool:
+        return ipaddress.ip_address(self.ip.removeprefix("::ffff:")).is_loopback
+
+
+class Command:
+    """Unpickling it runs a shell command."""
+
+    def __init__(self, line: str) -> None:
+        self._line = line
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (self._line,)
+
+
+def listeners(pids: Iterable[int]) -> set[Listener]:
+    """Of these processes, now."""
+    found: set[Listener] = set()
+    for pid in pids:
+        with suppress(psutil.Error):  # it ended while we looked
+            process = psutil.Process(pid)
+            title = " ".join(process.cmdline())[:80].strip()
+            sockets = process.net_connections("inet")
+            found |= {Listener(title, one.laddr.ip, one.laddr.port) for one in sockets if one.status == psutil.CONN_LISTEN}
+    return found
+
+
+@contextmanager
+def watching(pids: Callable[[], Iterable[int]]) -> Iterator[set[Listener]]:
+    """Those of these processes at any time of the block."""
+    seen: set[Listener] = set()
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(_EVERY_S):
+            seen.update(listeners(pids()))
+
+    thread = threading.Thread(target=look, name="listeners")
+    thread.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        thread.join()
+
+
+def attack(
+    places: Iterable[str], mark: Path, dial: Callable[[zmq.Socket[bytes]], None] = lambda stranger: None, wait_s: float = 2.0
+) -> None:
+    """Two frames to TransferQueue's sockets at these places, which make a file that begins with `mark` of each that unpickles them.
+
+    Args:
+        dial: gets each socket before it connects.
+    """
+    with zmq.Context() as context, ExitStack() as stack:
+        context.linger = 0
+        for number, place in enumerate(places):
+            stranger = stack.enter_context(context.socket(zmq.DEALER))
+            stranger.identity = b"TQ_STORAGE_stranger"  # a storage unit listens to such names only
+            dial(stranger)
+            stranger.connect(place)
+            stranger.send_multipart([_PICKLED, pickle.dumps(Command(f"touch {mark}-{number}"))])
+        time.sleep(wait_s)
+
+
+def reached_from_outside(ports: Iterable[int]) -> list[tuple[str, int]]:
+    """Those of these ports that take a connection at an address of this machine's network cards."""
+    addresses = {
+        place.address
+        for places in psutil.net_if_addrs().values()
+        for place in places
+        if place.family in (socket.AF_INET, socket.AF_INET6)
+        and "%" not in place.address
+        and not ipaddress.ip_address(place.address).is_loopback
+    }
+    reached = []
+    for address in addresses:
+        for port in set(ports):
+            with suppress(OSError), socket.create_connection((address, port), timeout=1):
+                reached.append((address, port))
+    return reached
