@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from configs import settings
