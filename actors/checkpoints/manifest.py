@@ -99,7 +99,7 @@ def manifest_name(step: int) -> str:
 def step_of(name: str) -> int | None:
     """The step of a manifest's file name; None: the name of something else."""
     found = _NAME.fullmatch(name)
-    return int(found[1]) if found else None
+    return int(found[1]) if found and manifest_name(int(found[1])) == name else None
 
 
 def packages() -> dict[str, str]:
@@ -138,6 +138,6 @@ def kept(scores: Mapping[int, float | None], *, last: int, every: int | None, be
 
 def _inside(name: str) -> str:
     path = PurePosixPath(name)
-    if not name or path.is_absolute() or ".." in path.parts or "\\" in name or str(path) != name:
+    if not path.parts or path.is_absolute() or ".." in path.parts or "\\" in name or str(path) != name:
         raise ValueError(f"{name!r} leads out of the folder of checkpoints")
     return name
