@@ -14,6 +14,7 @@ from configs.redaction import redacted
 from configs.run import BaseConfig, BaseRunConfig, RunConfig
 
 RECIPES = Path(__file__).parent / "recipes"
+_DEEPEST, _MOST_VALUES = 50, 100_000
 
 
 def recipe_names(root: type[BaseConfig] = RunConfig) -> list[str]:
@@ -65,19 +66,44 @@ def _flow_of(root: type[BaseConfig]) -> Any:
 
 def _read(recipe: str, root: type[BaseConfig]) -> dict[str, Any]:
     path = Path(recipe) if recipe.endswith((".yaml", ".yml")) else RECIPES / f"{recipe}.yaml"
-    if not path.is_file():
+    if not _is_file(path):
         names = recipe_names(root)
         hint = did_you_mean(recipe, names, f"recipes: {', '.join(names)}; or give a path that ends in .yaml")
         raise ConfigError(f"no recipe {recipe!r}: {hint}")
     try:
-        values = yaml.safe_load(path.read_text())
+        values = _parse(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)  # the message itself quotes the line, which may hold a key
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', None) or type(error).__name__}") from None
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or type(error).__name__
+        raise ConfigError(f"{path}{where}: not valid YAML: {problem}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: a recipe is a mapping of fields, this file holds {type(values).__name__}")
     return values
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long for a file
+        return False
+
+
+def _parse(text: str | bytes) -> Any:
+    try:
+        value = yaml.safe_load(text)
+    except (ValueError, AttributeError, RecursionError) as error:  # "2020-13-45", "!!timestamp x", ten thousand brackets
+        raise yaml.MarkedYAMLError(problem=f"a value that cannot be read ({type(error).__name__})") from None
+    waiting, count = [(value, 0)], 0
+    while waiting:  # an alias may hold itself, or be a list of ten aliases that are lists of ten aliases ...
+        one, depth = waiting.pop()
+        waiting += [(inner, depth + 1) for inner in (one.values() if isinstance(one, dict) else one if isinstance(one, list) else ())]
+        count += 1
+        if depth > _DEEPEST or count > _MOST_VALUES:
+            raise yaml.MarkedYAMLError(problem="too many values, one within the other; an alias that holds itself?")
+    return value
 
 
 def _apply(values: dict[str, Any], override: str) -> None:
@@ -92,6 +118,6 @@ def _apply(values: dict[str, Any], override: str) -> None:
             raise ConfigError(f"override {redacted(override)!r}: {parent!r} is a value, not a block of fields")
         node = child
     try:
-        node[leaf] = yaml.safe_load(text)
+        node[leaf] = _parse(text)
     except yaml.YAMLError:
         raise ConfigError(f"override {name}: the value is not valid YAML") from None

@@ -102,7 +102,7 @@ def manifest_name(step: int) -> str:
 def step_of(name: str) -> int | None:
     """The step of a manifest's file name; None: the name of something else."""
     found = _NAME.fullmatch(name)
-    return int(found[1]) if found else None
+    return int(found[1]) if found and manifest_name(int(found[1])) == name else None
 
 
 def packages() -> dict[str, str]:

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from pydantic import BaseModel, ValidationError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from actors.storage import reason
 from configs.base import ConfigError
 from configs.policy import ParallelConfig
 
@@ -37,17 +39,17 @@ def check_model_dir(path: str) -> Any:
     weight_files(directory)
     try:
         config = AutoConfig.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"model.path: {path}/config.json cannot be read: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # each model's configuration in transformers has checks, and exceptions, of its own
+        raise ConfigError(f"model.path: {path}/config.json cannot be read: {reason(error)}") from error
     if config.model_type not in SUPPORTED:
         raise ConfigError(f"model.path: {path} is of type {config.model_type!r}; supported are dense {', '.join(SUPPORTED)}")
-    for flag, reason in (
+    for flag, what in (
         ("attention_bias", "a bias on the attention output"),
         ("mlp_bias", "a bias in the MLP"),
         ("use_sliding_window", "sliding-window attention"),
     ):
         if getattr(config, flag, False):
-            raise ConfigError(f"model.path: {path}/config.json sets {flag}: {reason} is not supported")
+            raise ConfigError(f"model.path: {path}/config.json sets {flag}: {what} is not supported")
     if getattr(config, "quantization_config", None) is not None:
         raise ConfigError(f"model.path: {path}/config.json has a quantization_config: give the unquantised model")
     if config.hidden_act != "silu":
@@ -56,16 +58,24 @@ def check_model_dir(path: str) -> Any:
     return config
 
 
+class _Index(BaseModel):
+    weight_map: dict[str, str]
+
+
 def weight_files(directory: Path) -> list[Path]:
     """The safetensors files that hold the weights: those that the index names, else model.safetensors.
 
     Other safetensors files (a consolidated copy, an adapter) are left alone, as transformers does.
 
     Raises:
-        ConfigError: there are none, or one that the index names is missing.
+        ConfigError: there are none, one that the index names is missing, or the index is damaged.
     """
     index = directory / "model.safetensors.index.json"
-    names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else ["model.safetensors"]
+    try:
+        named = _Index.model_validate_json(index.read_bytes()).weight_map.values() if index.is_file() else ["model.safetensors"]
+    except ValidationError as error:
+        raise ConfigError(f"model.path: {index} is no index of weights: {error.errors()[0]['msg']}") from None
+    names = sorted(set(named))
     if missing := [name for name in names if not (directory / name).is_file()]:
         raise ConfigError(
             f"model.path: {directory} has no weights: {missing[0]} is missing; model.safetensors (or model.safetensors.index.json "
@@ -79,10 +89,15 @@ def open_weights(path: str) -> Iterator[dict[str, Any]]:
     """For each weight of the directory, by name, the `safe_open` file that holds it.
 
     Raises:
-        ConfigError: as `weight_files`.
+        ConfigError: as `weight_files`, or a file is damaged.
     """
     with ExitStack() as stack:
-        files = [stack.enter_context(safe_open(file, framework="pt")) for file in weight_files(Path(path))]
+        files = []
+        for file in weight_files(Path(path)):
+            try:
+                files.append(stack.enter_context(safe_open(file, framework="pt")))
+            except (OSError, SafetensorError) as error:
+                raise ConfigError(f"model.path: {file} cannot be read: {reason(error)}") from error
         yield {name: file for file in files for name in file.keys()}  # noqa: SIM118  (not a dict)
 
 
@@ -115,11 +130,11 @@ def rope_scaling_factor(config: Any) -> float | None:
         ConfigError: another kind of scaling.
     """
     rope = config.rope_parameters
-    kind = rope.get("rope_type", "default")
+    kind, factor = rope.get("rope_type", "default"), rope.get("factor")
     if kind == "default":
         return None
-    if kind == "llama3" and all(float(rope[name]) == value for name, value in _LLAMA3_ROPE.items()):
-        return float(rope["factor"])
+    if kind == "llama3" and all(rope.get(name) == value for name, value in _LLAMA3_ROPE.items()) and isinstance(factor, int | float):
+        return float(factor)
     raise ConfigError(f"model.path: rope scaling {rope} is not supported; plain rotary embeddings and Llama 3.1's scaling are")
 
 

@@ -16,6 +16,7 @@ import fsspec
 import numpy as np
 
 from actors.environments import Problem, Split, build
+from actors.environments.dataset.problems import encodable
 from actors.environments.dataset.rows import json_lines, parse_line, reading
 from actors.rollout.prompts import Problems
 from configs.base import ConfigError, did_you_mean
@@ -107,6 +108,7 @@ def _problem(url: str, number: int, row: dict[str, Any], fields: dict[str, str])
             raise _no_field(setting, name, where, row)
         if not isinstance(row[name], str):
             raise ConfigError(f"{where}: field {name!r} is {type(row[name]).__name__}, text is wanted")
+        encodable(row[name], f"{where}: field {name!r}")
         texts.append(row[name])
     prompt, response = texts
     if not response:

@@ -43,13 +43,13 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         FileNotFoundError: no such file.
     """
     rows = []
-    with path.open(encoding="utf-8", newline="\n") as file:
+    with path.open("rb") as file:  # lines of bytes end at a line feed alone
         for number, line in enumerate(file, start=1):
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 break
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}, line {number}: {error}") from error
             if not isinstance(row, dict):
                 raise ValueError(f"{path}, line {number}: not a JSON object")

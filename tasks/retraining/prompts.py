@@ -148,6 +148,6 @@ def _complete(content: bytes) -> bytes:
     head, newline, tail = content.rpartition(b"\n")
     try:
         json.loads(tail)
-    except ValueError:
+    except (ValueError, RecursionError):
         return head + newline
     return content

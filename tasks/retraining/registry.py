@@ -147,10 +147,7 @@ class Registry:
         content = self.folder.read(name)
         if content is None:
             raise ConfigError(f"{_FIELD}: there is no {self.folder.url}/{name}")
-        try:
-            return Promotion.model_validate_json(content)
-        except ValidationError as error:
-            raise ConfigError(f"{_FIELD}: {self.folder.url}/{name} is damaged: {error.errors()[0]['msg']}") from None
+        return self._parse(Promotion, content, name)
 
     def check_model(self, promotion: Promotion) -> None:
         """See that all files of a promoted model are there, by name and size.
@@ -221,9 +218,20 @@ class Registry:
         self.folder.replace(_rejected(attempt.parent, attempt.data_hash, attempt.config_hash), _json(attempt))
 
     def rejected(self, parent: int | None, data_hash: str, config_hash: str) -> Attempt | None:
-        """The attempt with the same parent, data and configuration that was not promoted, if there was one."""
-        content = self.folder.read(_rejected(parent, data_hash, config_hash))
-        return None if content is None else Attempt.model_validate_json(content)
+        """The attempt with the same parent, data and configuration that was not promoted, if there was one.
+
+        Raises:
+            ConfigError: its file is damaged.
+        """
+        name = _rejected(parent, data_hash, config_hash)
+        content = self.folder.read(name)
+        return None if content is None else self._parse(Attempt, content, name)
+
+    def _parse[R: BaseModel](self, kind: type[R], content: bytes, name: str) -> R:
+        try:
+            return kind.model_validate_json(content)
+        except ValidationError as error:
+            raise ConfigError(f"{_FIELD}: {self.folder.url}/{name} is damaged: {error.errors()[0]['msg']}") from None
 
     def repair(self) -> None:
         """Bring current.json up to the lineage.

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from actors.storage import Folder
@@ -84,3 +85,11 @@ def test_a_put_whose_answer_was_lost_counts() -> None:
 def test_an_unknown_kind_of_url_names_the_field() -> None:
     with pytest.raises(ConfigError, match=r"registry\.url: cannot reach nosuch://x"):
         Folder("nosuch://x", "registry.url")
+
+
+def test_a_client_that_is_not_installed_is_named_with_its_command() -> None:
+    """Of the store of the extra `gs`, which no test installs."""
+    wanted = f"checkpoint.url: cannot reach gs://bucket/x: the package gcsfs is not installed: pip install gcsfs=={fsspec.__version__}"
+    with pytest.raises(ConfigError) as error:
+        Folder("gs://bucket/x", "checkpoint.url")
+    assert str(error.value) == wanted

@@ -40,8 +40,10 @@ from tasks.reporting.summary import Summary
 from tests.conftest import ROOT
 from tests.e2e.commands import start_command
 from tests.e2e.conftest import SHORT, Run
+from tests.object_store import ObjectStore, objects
 from tests.patience import WAIT_S
 
+__all__ = ["objects"]
 pytestmark = pytest.mark.slow
 
 CLOCKS = (
@@ -233,9 +235,9 @@ def test_ctrl_c_saves_the_step_and_the_run_goes_on_in_its_directory(
     assert {path.name for path in tmp_path.iterdir()} == {directory.name, "latest"}
 
 
-def test_a_killed_command_goes_on_elsewhere(finished: Run, tmp_path: Path) -> None:
-    """SIGKILL during step 3; the checkpoints are the only thing that is left."""
-    url = f"file://{tmp_path}/saved"
+def test_a_killed_command_goes_on_elsewhere(finished: Run, objects: ObjectStore, tmp_path: Path) -> None:
+    """SIGKILL during step 3; the checkpoints, in an object store, are the only thing that is left."""
+    url = f"{objects.bucket()}/saved"
     (tmp_path / "a").mkdir()
     command = start_command("grpo", tmp_path / "a", uuid.uuid4().hex, *SHORT, *OFTEN, f"checkpoint.url={url}")
     assert command.stdout is not None

@@ -35,7 +35,7 @@ def problem(row: Mapping[str, Any], fields: FieldsConfig, *, uid: str, place: st
     question = prompt if messages is None else messages[-1]["content"]
     if not question.strip():
         raise ConfigError(f"{place}: column {fields.prompt!r} is empty: there is nothing to answer")
-    _encodable(question if messages is None else json.dumps(messages, ensure_ascii=False), f"{place}: column {fields.prompt!r}")
+    encodable(question if messages is None else json.dumps(messages, ensure_ascii=False), f"{place}: column {fields.prompt!r}")
     return Problem(
         uid=uid,
         question=question,
@@ -93,11 +93,15 @@ def _answer(value: Any, where: str) -> str:
     text = value if isinstance(value, str) else repr(value)
     if not text.strip():
         raise ConfigError(f"{where} is empty: a response without a word would be right; remove the row, or give it an answer")
-    _encodable(text, where)
+    encodable(text, where)
     return text
 
 
-def _encodable(text: str, where: str) -> None:
+def encodable(text: str, where: str) -> None:
+    """
+    Raises:
+        ConfigError: half of a surrogate pair is in the text.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:

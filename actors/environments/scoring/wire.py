@@ -50,10 +50,14 @@ def read_part(values: dict[str, Any]) -> Part:
         WireError: it holds none.
     """
     value, outcome, seconds, error = (values.get(name) for name in ("value", "outcome", "seconds", "error"))
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_REWARD
-    if not (value is None or is_number) or outcome not in OUTCOMES or not isinstance(error, str) or not isinstance(seconds, int | float):
+    if not (value is None or _is_number(value)) or outcome not in OUTCOMES or not isinstance(error, str) or not _is_number(seconds):
         raise WireError("a malformed answer")
     return Part(None if value is None else float(value), outcome, float(seconds), one_line(hidden(error)))
+
+
+def _is_number(value: Any) -> bool:
+    """Finite, and small enough for a float."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_REWARD
 
 
 class Lines:

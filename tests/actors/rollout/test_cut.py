@@ -31,6 +31,7 @@ from actors.rollout.transitions import Admitted
 from configs.base import ConfigError
 from configs.curriculum import CurriculumConfig
 from configs.staleness import AsyncConfig
+from tests.outside import places_in
 
 RULE: dict[str, Any] = {"sampler": "windowed", "rows": 2}
 COLUMNS = {"text": "\ud800 ä", "number": 0.1 + 0.2, "nan": float("nan"), "nested": [{"a": None}, [True, 2**70]], "empty": {}}
@@ -229,12 +230,6 @@ def test_damaged_files_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / RESPONSES).write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"responses\.safetensors: cannot be read"):
         load_rollout(tmp_path, numbered(), **RULE)
-
-
-def places_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    found = [path] if path else []
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return found + [place for name, item in items for place in places_in(item, (*path, name))]
 
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
