@@ -1,13 +1,16 @@
-"""A command that is killed leaves nothing running."""
+"""A command that is killed leaves nothing running, and what it leaves on the disk goes with the next start."""
 
 from __future__ import annotations
 
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from configs import settings
+from tasks.scratch import scratch
 from tests.e2e.commands import await_none, start_command
 from tests.e2e.conftest import SHORT
 
@@ -23,15 +26,35 @@ def killed() -> Iterator[list[str]]:
         await_none(mark, 120)
 
 
-def test_a_killed_command_leaves_no_process(tmp_path: Path, killed: list[str]) -> None:
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """For temporary files: Ray's sockets lie in it, so its name is short."""
+    with (
+        tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as path,
+        settings.variables(TMPDIR=path),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(tempfile, "tempdir", path)
+        yield Path(path)
+
+
+def test_a_killed_command_leaves_nothing(tmp_path: Path, place: Path, killed: list[str]) -> None:
     mark = uuid.uuid4().hex
     command = start_command("grpo", tmp_path, mark, *SHORT, "steps=500")
     assert command.stdout is not None
     for line in command.stdout:
         if line.startswith("step 1/"):
             break
+    (own,) = place.glob("grpo-*")
+    left = f"sem.*{(own / 'raylet').read_text()}-*"
+    assert any(own.glob("session_*/sockets"))
+    assert len(list(Path("/dev/shm").glob(left))) >= 20
     command.kill()
     command.wait(10)
     # Ray's two agents first try for 60 s to tell a dead GCS that the raylet died (ray/_private/process_watcher.py).
     await_none(mark, 60, leaving=("ray::DashboardAgent", "ray::RuntimeEnvAgent"))
     killed.append(mark)
+    with scratch():  # as the next start
+        assert not own.exists()
+    assert list(Path("/dev/shm").glob(left)) == []
+    assert [path.name for path in place.iterdir() if not path.name.startswith("torchinductor_")] == []
