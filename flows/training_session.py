@@ -116,6 +116,7 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         place = Folder(f"{url}/lease", "checkpoint.url", _LEASE_S)  # a renewal that takes longer comes too late
         lease = Lease(place, f"flow run {self.flow_run} trains into", _LEASE_S, again=True)
         self._stack.enter_context(lease.held(wait_s=_LEASE_S + 5))  # a run that was killed holds it for a little longer
+        self.saving.store.remove_drafts()
         Mark(flow_run=self.flow_run, checkpoints=url, step=origin.step if origin else None, starts=starts).write(directory)
         point_latest(directory)
         return directory

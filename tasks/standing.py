@@ -41,12 +41,19 @@ def keep_standing(namespace: str, handles: Mapping[str, Any], before: RunActors)
 
 
 def end(handles: Mapping[str, Any]) -> None:
-    """End these actors, the newest first; the policy's in its own way for a moment: what is killed leaves Ray's semaphores behind."""
-    if (policy := handles.get(names.POLICY)) is not None:
-        for leave in (policy.close, policy.__ray_terminate__):
-            ray.wait([leave.remote()], timeout=_LEAVE_S)
+    """End these actors, the newest first. What is killed leaves Ray's semaphores behind, so the policy's leaves by itself, if it can."""
+    policy = handles.get(names.POLICY)
     for handle in reversed(list(handles.values())):
-        ray.kill(handle)
+        if handle is not policy or not _leaves(handle):
+            ray.kill(handle)
+
+
+def _leaves(policy: Any) -> bool:
+    for leave in (policy.close, policy.__ray_terminate__):
+        done, _ = ray.wait([leave.remote()], timeout=_LEAVE_S)
+        if not done:
+            return False
+    return True  # its process is about to exit: a kill now would come before
 
 
 def _wait_until_gone(namespace: str, stay: set[str]) -> None:

@@ -8,6 +8,7 @@ A crash at any byte leaves what was published before as it was: each attempt has
 
 from __future__ import annotations
 
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from configs.base import ConfigError
 from configs.checkpoint import CheckpointConfig
 
 _DATA, _SHARED = "data", "reference"
+_DRAFT = re.compile(_DATA + r"/step-\d{6,}-[0-9a-f]{8}")
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,16 @@ class CheckpointStore:
                 self._folder.remove(draft.folder)
         except (CheckpointError, ConfigError):
             return
+
+    def remove_drafts(self) -> None:
+        """Remove what killed writers have left of drafts. For the one writer, before its first draft."""
+        try:
+            named = {self.at(step).folder for step in self.steps()}
+        except CheckpointError:
+            return  # a manifest that cannot be read may name any of them
+        for folder in {f"{_DATA}/{name.partition('/')[0]}" for name in self._folder.names(_DATA)}:
+            if _DRAFT.fullmatch(folder) and folder not in named:
+                self._folder.remove(folder)
 
     def withdraw_after(self, step: int) -> None:
         """Remove checkpoints of later steps: the run goes on from `step`, and will come to them again."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import ray
@@ -28,7 +28,7 @@ from actors.generation.types import UpdateOptions
 from actors.generation.weight_sync import WeightSync
 from actors.heap import freeze_heap
 from actors.models.flops import training_flops
-from actors.policy.executors import Request, build_executor
+from actors.policy.executors import CompiledExecutor, PlainExecutor, Request, build_executor
 from actors.policy.limits import FLAG, Limits, tripped
 from actors.policy.turns import Turn, Turns
 from actors.policy.warm_up import warm_up
@@ -66,7 +66,7 @@ class PolicyGroup:
         self._lock = threading.RLock()  # a worker does one thing at a time, however many threads this actor has
         self._save_lock = threading.Lock()
         self._saving: tuple[str, int] | None = None  # directory and weight version of the save that is being written
-        self._closing = ExitStack()
+        self._executor: PlainExecutor | CompiledExecutor = PlainExecutor([], 0.0)  # until the workers are ready
         self._turns = Turns(self._deadlines.policy_stage)
         self._refit_plan = refit_plan
         self._weight_sync: WeightSync | None = None  # built at the first refit, when the engines are known
@@ -90,7 +90,6 @@ class PolicyGroup:
         named = list(self._workers.items())
         replicas = [dict(named[rank] for rank in ranks) for ranks in self._config.parallel.replicas]
         self._executor, how = build_executor(replicas, self._deadlines.workers, self._config.compiled_graph)
-        self._closing.callback(self._executor.close)
         plane = connect(self._address, timeout_s=self._timeout_s)
         warm = warm_up(
             self._config, plane, self._longest, lambda request, meta: self._run(request.method, self._plan(meta), *request.arguments)
@@ -272,7 +271,7 @@ class PolicyGroup:
 
     def close(self) -> None:
         """Tear the compiled graph down, also beside a stage that runs. An actor that then exits by itself takes Ray's semaphores along."""
-        self._closing.close()
+        self._executor.close()
 
     @contextmanager
     def _in_turn(self, turn: Turn | None) -> Iterator[None]:

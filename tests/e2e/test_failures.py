@@ -1,13 +1,16 @@
-"""A command that runs lets nobody in, and leaves nothing running when it is killed."""
+"""A command that runs lets nobody in; killed, it leaves nothing running, and what it leaves on the disk goes with the next start."""
 
 from __future__ import annotations
 
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from configs import settings
+from tasks.scratch import scratch
 from tests.e2e.commands import await_none, processes_with, start_command
 from tests.e2e.conftest import SHORT
 from tests.listeners import attack, listeners, reached_from_outside
@@ -24,7 +27,19 @@ def killed() -> Iterator[list[str]]:
         await_none(mark, 120)
 
 
-def test_a_running_command_lets_nobody_in_and_a_killed_one_leaves_no_process(tmp_path: Path, killed: list[str]) -> None:
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """For temporary files: Ray's sockets lie in it, so its name is short."""
+    with (
+        tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as path,
+        settings.variables(TMPDIR=path),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(tempfile, "tempdir", path)
+        yield Path(path)
+
+
+def test_a_running_command_lets_nobody_in_and_a_killed_one_leaves_nothing(tmp_path: Path, place: Path, killed: list[str]) -> None:
     mark = uuid.uuid4().hex
     command = start_command("grpo", tmp_path, mark, *SHORT, "steps=500", "policy.parallel.data=2")
     assert command.stdout is not None
@@ -36,6 +51,10 @@ def test_a_running_command_lets_nobody_in_and_a_killed_one_leaves_no_process(tmp
         [f"tcp://127.0.0.1:{door.port}" for door in doors if "Controller" in door.title or "StorageUnit" in door.title], tmp_path / "ran"
     )
     outside = reached_from_outside(door.port for door in doors)
+    (own,) = place.glob("grpo-*")
+    left = f"sem.*{(own / 'raylet').read_text()}-*"
+    assert any(own.glob("session_*/sockets"))
+    assert len(list(Path("/dev/shm").glob(left))) >= 20
     command.kill()
     assert {"ray::Controller", "ray::StorageUnit", "ray::Engine", "ray::PolicyWorkerActor"} <= {door.title.split(".")[0] for door in doors}
     assert list(tmp_path.glob("ran*")) == []
@@ -45,3 +64,7 @@ def test_a_running_command_lets_nobody_in_and_a_killed_one_leaves_no_process(tmp
     # Ray's two agents first try for 60 s to tell a dead GCS that the raylet died (ray/_private/process_watcher.py).
     await_none(mark, 60, leaving=("ray::DashboardAgent", "ray::RuntimeEnvAgent"))
     killed.append(mark)
+    with scratch():  # as the next start
+        assert not own.exists()
+    assert list(Path("/dev/shm").glob(left)) == []
+    assert [path.name for path in place.iterdir() if not path.name.startswith("torchinductor_")] == []

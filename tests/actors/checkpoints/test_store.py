@@ -86,6 +86,19 @@ def test_a_draft_that_was_not_published_is_no_checkpoint(store: CheckpointStore)
     assert store.newest() == store.at(1)
 
 
+def test_drafts_of_killed_writers_are_removed_and_nothing_else(store: CheckpointStore) -> None:
+    written, left = write(store, 1), filled(store, 2)
+    folder = Folder(store.url, "checkpoint.url")
+    for name in ("data/mine", "data/step-000002-mine", "other/step-000002-0123abcd"):
+        folder.replace(f"{name}/file", b"of somebody else")
+    folder.replace(f"{left.folder}/half-uploaded", b"x")
+    before = set(folder.names(below=True))
+    store.remove_drafts()
+    assert before - set(folder.names(below=True)) == {name for name in before if name.startswith(left.folder)} != set()
+    with store.fetched(written):
+        pass
+
+
 def test_a_step_is_written_once(store: CheckpointStore) -> None:
     first = write(store, 1)
     with pytest.raises(CheckpointError, match="written by another run"):
