@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vllm.distributed.weight_transfer.packed_tensor import pack_tensors, unpack_tensor
 
+from actors import rendezvous
 from actors.generation.engine import Engine
 from actors.generation.types import EngineFailedError, GenerationRequest, RequestError, UpdateOptions, WeightUpdate
 from actors.generation.versions import TokenVersions
@@ -20,6 +21,7 @@ from actors.refit.manifest import Manifest, WeightLayout, WeightMismatchError
 from actors.refit.nccl import Nccl, broadcast_bytes, broadcast_pieces
 from actors.refit.transport import RefitPlan, Transfer
 from configs.rollout import GenerationConfig
+from tests.patience import WAIT_S
 
 WEIGHTS = {"a": torch.zeros(2, 3), "b": torch.zeros(4), "c": torch.zeros(5)}
 MANIFEST = Manifest.of(WEIGHTS.items())
@@ -197,3 +199,22 @@ def test_the_broadcast_is_joined_anew_when_an_engine_was_started_again(monkeypat
     for engines in (before, before, after, after):
         transport.offer(RefitPlan("nccl"), {}, "nowhere", engines)
     assert joined == [before, after]
+
+
+@pytest.mark.parametrize("one_machine", [True, False])
+def test_vllms_group_meets_where_the_policy_says(one_machine: bool) -> None:
+    """NCCL's id goes from rank 0 to the others through such a store. NCCL itself needs GPUs (tests/gpu/test_refit.py)."""
+    from vllm.distributed.utils import StatelessProcessGroup
+
+    place = rendezvous.announce(one_machine)
+    engine: Any = Nccl.vllm_engine()
+    info = engine.init_info_cls(**{"place": place, "world_size": 2, "timeout_s": 20.0, "rank_offset": 1})
+
+    def join(rank: int, sent: bytes | None) -> Any:
+        group = StatelessProcessGroup(rank, 2, rendezvous.store(info.place, rank, info.world_size, info.timeout_s))
+        return group.broadcast_obj(sent, src=0)
+
+    with ThreadPoolExecutor() as pool:
+        got = pool.submit(join, info.rank_offset, None)
+        assert join(0, b"id") == b"id"
+        assert got.result(timeout=WAIT_S) == b"id"
