@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from actors.environments.base import Problem
 from actors.environments.rewards.base import Response
@@ -54,7 +54,7 @@ def read_part(values: dict[str, Any]) -> Part:
     return Part(None if value is None else float(value), outcome, float(seconds), one_line(error))
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     """Finite, and small enough for a float."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_REWARD
 
