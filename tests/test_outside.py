@@ -230,6 +230,12 @@ def test_answers_of_scoring_processes(data: st.DataObject) -> None:
     assert Lines().feed(message(**valid)) == [valid]
 
 
+@pytest.mark.parametrize("seconds", [10**400, float("nan"), float("inf"), True, None])
+def test_a_scoring_process_that_took_no_time_of_this_world(seconds: Any) -> None:
+    with pytest.raises(WireError, match="malformed"):
+        read_part({"value": 0.5, "outcome": "scored", "seconds": seconds, "error": ""})
+
+
 @pytest.fixture(scope="module")
 def endpoint() -> Endpoint:
     return Endpoint(JudgeReward(url="http://127.0.0.1:1/v1", model="m"), None)
