@@ -14,10 +14,8 @@ from pydantic import AfterValidator
 
 REFERENCE = re.compile(r"\$\{(env|file):([^{}]+)\}")
 
-_HINT = (
-    "would stand in every report: refer to it, ${env:NAME} or ${file:path}, or let the storage client find it itself "
-    "(its own variables and files)"
-)
+_REFER = "would stand in every report: refer to it, ${env:NAME} or ${file:path}"
+_HINT = f"{_REFER}, or let the storage client find it itself (its own variables and files)"
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#\s]*)")
 _CHAIN = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*://)")
 _MARK = "\0"  # where a reference stands
@@ -107,7 +105,7 @@ def _check_option(name: str, value: Any) -> None:
             _check_option(name, inner)
     elif isinstance(value, str):
         if _is_secret(name, value):
-            raise ValueError(f"{name}: a secret that is written out {_HINT}")
+            raise ValueError(f"{name}: a secret that is written out {_REFER}")
         if "://" in value:
             no_secret_in_url(value)
 
