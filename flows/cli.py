@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from prefect.logging.handlers import PrefectConsoleHandler
@@ -24,6 +29,9 @@ def main(flow: Any, session: Any, arguments: list[str] | None = None) -> int:
 
     Args:
         session: class with config_type, planned_actors(config) and prepare(config, scratch): see flows/session.py.
+
+    Raises:
+        SystemExit: SIGTERM, with 143; everything has been cleared then.
     """
     options = _parse(flow, session, arguments)
     try:
@@ -31,7 +39,7 @@ def main(flow: Any, session: Any, arguments: list[str] | None = None) -> int:
         if options.dry_run:
             print(plan(config, session))
             return 0
-        with scratch():
+        with _terminated(), scratch():
             # Before anything starts: a wrong input should cost seconds. The flow checks again, for runs that a deployment started.
             with tempfile.TemporaryDirectory() as model:
                 session.prepare(config, Path(model))
@@ -39,6 +47,23 @@ def main(flow: Any, session: Any, arguments: list[str] | None = None) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """A SIGTERM inside the block unwinds it. Prefect gives the signal back to this handler when it has cancelled the flow's run."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _unwind)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _unwind(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def plan(config: BaseConfig, session: Any) -> str:

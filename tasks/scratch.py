@@ -30,6 +30,7 @@ from configs import settings
 _PREFIX = "grpo-"
 _NAME = re.compile(_PREFIX + r"[a-z0-9_]{8}")
 _LOCK, _RAYLET = "lock", "raylet"
+_OURS = b"grpo-flows: this directory is removed when nobody holds a lock on this file\n"
 _SEMAPHORES = Path("/dev/shm")
 _LONGEST_BASE = 24  # Ray's sockets lie deeper by up to 79 characters, and a socket's path has at most 103
 _PATIENCE_S, _LOOK_S = 5.0, 0.05  # for processes that are ending and still write
@@ -94,7 +95,8 @@ def sweep() -> None:
             lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _clear(path, patience_s=0.0)
+                if os.read(lock, len(_OURS) + 1) == _OURS:
+                    _clear(path, patience_s=0.0)
             finally:
                 os.close(lock)
 
@@ -136,6 +138,7 @@ def _take(base: Path) -> tuple[Path, int]:
     fresh = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=base))
     lock = os.open(fresh / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
+    os.write(lock, _OURS)
     return fresh.rename(fresh.with_name(fresh.name.removeprefix("."))), lock
 
 

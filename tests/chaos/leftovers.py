@@ -55,7 +55,7 @@ WAYS: dict[str, tuple[Callable[[subprocess.Popen[str], str], None] | None, int]]
     "done": (None, 0),
     "failed": (lose_a_worker, 1),
     "Ctrl-C": (send(signal.SIGINT), 130),
-    "SIGTERM": (send(signal.SIGTERM), 1),
+    "SIGTERM": (send(signal.SIGTERM), 143),
     "SIGKILL": (send(signal.SIGKILL), -signal.SIGKILL),
 }
 
@@ -79,12 +79,11 @@ def run(way: str, output: Path) -> None:
     shutil.rmtree(output)
 
 
-def leftovers(runs: int, output: Path) -> list[str]:
+def leftovers(runs: int, ways: list[str], output: Path) -> list[str]:
     """Returns what was found, a line each."""
     run("done", output / "warm")
     before, problems = look(), []
-    ways = [*itertools.islice(itertools.cycle(WAYS), runs), "done"]
-    for number, way in enumerate(ways):
+    for number, way in enumerate([*itertools.islice(itertools.cycle(ways), runs), "done"]):
         started = time.monotonic()
         run(way, output / str(number))
         left = look() - before
@@ -110,6 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.leftovers", description="Runs leave nothing, however they end.")
     parser.add_argument("--runs", type=int, default=20, help="(default: 20)")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, help="in turn (default: all five)")
     options = parser.parse_args(given)
     if settings.get(_ALONE) is None:
         alone(given)
@@ -118,7 +118,7 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="left-", dir=base) as output, tempfile.TemporaryDirectory(prefix="t", dir=base) as place:
         with settings.variables(TMPDIR=place):
             tempfile.tempdir = place
-            problems = leftovers(options.runs, Path(output))
+            problems = leftovers(options.runs, options.ways or list(WAYS), Path(output))
         tempfile.tempdir = None
     for problem in problems:
         print(f"PROBLEM {problem}")

@@ -1,6 +1,7 @@
 """The command line: what it prints, and that wrong input ends before anything starts."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -154,3 +155,23 @@ def test_a_ray_address_where_nothing_listens() -> None:
 
     with pytest.raises(ConfigError, match=r"ray\.address: no Ray cluster answers at '127\.0\.0\.1:1'"):
         probe("127.0.0.1:1")
+
+
+def test_sigterm_clears_what_is_temporary(tmp_path: Path) -> None:
+    """As Prefect sends it on, when it has cancelled the flow's run."""
+    script = """
+import signal, time
+from flows.cli import _terminated
+from tasks.scratch import scratch
+with _terminated(), scratch() as place:
+    (place / "file").write_text("x")
+    print(place, flush=True)
+    time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        place = Path(process.stdout.readline().strip())
+        assert (place / "file").exists()
+        process.terminate()
+        assert process.wait(WAIT_S) == 128 + signal.SIGTERM
+    assert not place.exists()

@@ -90,9 +90,10 @@ def test_everything_temporary_is_inside_and_ends_with_the_block(base: Path) -> N
 
 
 def test_the_next_start_removes_what_a_killed_process_left_and_nothing_else(base: Path, semaphores: list[Path]) -> None:
-    others = [base / "grpo-notours1", base / "grpo-checkpoints-ab", base / "other"]
+    others = [base / "grpo-notours1", base / "grpo-checkpoints-ab", base / "other", base / "grpo-training"]
     for path in others:
         path.mkdir()
+    (base / "grpo-training" / "lock").write_text("another program's")
     target = base / "other" / "kept"
     target.mkdir()
     (target / "lock").touch()
