@@ -154,7 +154,13 @@ class StubWorker:
             _compute(request.method, self._trained + 1)
         return metrics
 
-    def setup(self) -> dict[str, Any]:
+    def node(self) -> str:
+        return "127.0.0.1"
+
+    def announce(self, one_machine: bool) -> str:
+        return "nobody meets"
+
+    def setup(self, place: str) -> dict[str, Any]:
         return {"device": "stub", "parameters": 0, "optimizer": "stub", "cuda_graphs": "no CUDA graphs"}
 
     def data_plane_usage(self) -> dict[str, OperationUsage]:
