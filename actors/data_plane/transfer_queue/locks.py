@@ -91,7 +91,7 @@ type Locks = Folder | Keys
 def choose() -> Locks:
     """Unix sockets where no other machine can join the cluster, else keys. In the driver."""
     if node.is_loopback():
-        return Folder(str(node.private_folder("q")))
+        return Folder(str(node.private_folder("queue-")))
     return Keys()
 
 
