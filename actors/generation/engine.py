@@ -83,7 +83,7 @@ def prepare_process(config: GenerationConfig) -> None:
 
 def _sockets() -> Path:
     """The folder of vLLM's unix sockets: its core unpickles what comes through them."""
-    folder = node.private_folder("v")
+    folder = node.private_folder("vllm-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 

@@ -6,6 +6,7 @@ vLLM imports this module by name, in the process of the engine core.
 from __future__ import annotations
 
 from unittest.mock import patch
+from uuid import uuid4
 
 from vllm.v1.executor import multiproc_executor, uniproc_executor
 
@@ -29,4 +30,4 @@ class SeveralWorkers(multiproc_executor.MultiprocExecutor):
 
 
 def _place(host: str, port: int) -> str:
-    return rendezvous.announce()
+    return f"{rendezvous.announce()}?name=:{uuid4().hex}"  # on a CPU workers share memory under what follows the last colon
