@@ -17,7 +17,7 @@ import ray
 from configs import settings
 from configs.base import ConfigError
 from configs.run import RayConfig
-from tasks.scratch import note_raylet, scratch
+from tasks.scratch import RAY, note_raylet, scratch
 
 _PROBE_TIMEOUT_S = 5.0
 
@@ -53,7 +53,7 @@ def _cluster(config: RayConfig, namespace: str, num_cpus: int, num_gpus: int | N
                 num_gpus=num_gpus,
                 object_store_memory=config.object_store_mib * 2**20,
                 include_dashboard=False,
-                _temp_dir=str(place),
+                _temp_dir=str(place / RAY),
                 _node_ip_address="127.0.0.1",  # else every service of the cluster listens on the network card
                 log_to_driver=False,
                 logging_level=logging.ERROR,  # the terminal belongs to the run's progress

@@ -3,7 +3,7 @@
 <temporary directory>/grpo-1a2b3c4d/
 ├── lock        held (flock) for as long as the run's process lives: the kernel lets go when it ends, also by SIGKILL
 ├── raylet      pid of the Ray that the run started; Ray's semaphores are /dev/shm/sem.hdr<pid>-<time>, sem.obj<pid>-<time>
-├── session_../ Ray's sockets and logs
+├── r/          Ray's session: sockets and logs. Ray opens this folder to all users; the place above it stays shut
 └── ...         temporary files of the run's process and of all that it starts (TMPDIR)
 
 the run ends ──► its place is removed          it was killed ──► the next start on this machine gets the lock, and removes it
@@ -32,7 +32,8 @@ _NAME = re.compile(_PREFIX + r"[a-z0-9_]{8}")
 _LOCK, _RAYLET = "lock", "raylet"
 _OURS = b"grpo-flows: this directory is removed when nobody holds a lock on this file\n"
 _SEMAPHORES = Path("/dev/shm")
-_LONGEST_BASE = 24  # Ray's sockets lie deeper by up to 79 characters, and a socket's path has at most 103
+RAY = "r"
+_LONGEST_BASE = 22  # Ray's sockets lie deeper by up to 81 characters, and a socket's path has at most 103
 _PATIENCE_S, _LOOK_S = 5.0, 0.05  # for processes that are ending and still write
 
 _here = threading.Lock()
