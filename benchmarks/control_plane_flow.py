@@ -58,7 +58,9 @@ _SAMPLE = Sample.of(Problem("p", "p", "a"), Response("r", 1, False), Verdict(0.0
 class StubCollector:
     """Commits the groups of a step as soon as the ledger gives places for them; no row of them is written."""
 
-    def __init__(self, config: RunConfig, model_path: str, namespace: str, engines: list[str], environment: str, address: DataPlaneAddress):
+    def __init__(
+        self, config: RunConfig, model_path: str, namespace: str, engines: list[str], environment: str, address: DataPlaneAddress, _: Any
+    ) -> None:
         self._rollout, self._namespace = config.rollout, namespace
         self._plane = connect(address, timeout_s=config.data_plane.timeout_s)
         self._plane.register_partition("train", fields=TRAIN_FIELDS)
