@@ -11,8 +11,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import yaml
-
 from actors.checkpoints.errors import CheckpointError
 from actors.checkpoints.manifest import Manifest, shape_digest
 from actors.checkpoints.store import CheckpointStore
@@ -50,8 +48,7 @@ def export(run: RunDirectory, at: int | None, best: bool, target: Path) -> Manif
     if manifest is None:
         raise CheckpointError(f"{url}: no checkpoint was validated, so none is the best: say which (--at)")
     with scratch(), tempfile.TemporaryDirectory() as place:
-        supervised = yaml.safe_load(run.config.read_text()).get("flow") == "sft"
-        config: RunConfig | SftConfig = load(str(run.config), (), SftConfig) if supervised else load(str(run.config))
+        config: RunConfig | SftConfig = load(str(run.config), (), SftConfig) if manifest.flow == "sft" else load(str(run.config))
         model_path = prepare_model(config, Path(place) / "model")
         if manifest.shape != shape_digest(tensor_shapes(model_path)):
             raise CheckpointError(f"the checkpoint of step {manifest.step} is of another model than the run's {model_path}")

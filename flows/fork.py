@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 
@@ -20,6 +19,7 @@ from actors.checkpoints.errors import CheckpointError
 from actors.checkpoints.manifest import manifest_name
 from actors.checkpoints.store import CheckpointStore
 from configs.base import ConfigError
+from configs.loader import load
 from flows.grpo import grpo
 from flows.resume import Mark
 from tasks.reporting.fork import Comparison, changed_settings, compare, markdown
@@ -43,7 +43,7 @@ def fork(run: str, at: int | None = None, overrides: list[str] | None = None) ->
     url, step = checkpoint_of(parent, at)
     where = [f"output_dir={parent.root.parent}", "checkpoint.url=null", f"resume=fork:{url}/{manifest_name(step)}"]
     child = RunDirectory(Path(grpo(recipe=str(parent.config), overrides=[*where, *(overrides or ())])["directory"]))
-    before, now = (yaml.safe_load(directory.config.read_text()) for directory in (parent, child))
+    before, now = (load(str(directory.config)).model_dump(mode="json") for directory in (parent, child))
     comparison = Comparison(
         parent=parent.root.name,
         at=step,

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,3 +116,15 @@ _BEGAN = _cpu_s()
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """At the end of a whole run: what it cost, whoever's processes it was (Ray's and Prefect's are no children of pytest's)."""
     terminalreporter.write_line(f"CPU time of this machine meanwhile: {_cpu_s() - _BEGAN:.0f} s")
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A temporary directory of this process and its children; its name is short, for Ray's sockets lie in it."""
+    with (
+        tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as path,
+        settings.variables(TMPDIR=path),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(tempfile, "tempdir", path)
+        yield Path(path)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from configs import settings
 from tasks.scratch import scratch
 from tests.e2e.commands import await_none, processes_with, start_command
 from tests.e2e.conftest import SHORT
@@ -27,19 +25,7 @@ def killed() -> Iterator[list[str]]:
         await_none(mark, 120)
 
 
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """For temporary files: Ray's sockets lie in it, so its name is short."""
-    with (
-        tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as path,
-        settings.variables(TMPDIR=path),
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.setattr(tempfile, "tempdir", path)
-        yield Path(path)
-
-
-def test_a_running_command_lets_nobody_in_and_a_killed_one_leaves_nothing(tmp_path: Path, place: Path, killed: list[str]) -> None:
+def test_a_running_command_lets_nobody_in_and_a_killed_one_leaves_nothing(tmp_path: Path, temporary: Path, killed: list[str]) -> None:
     mark = uuid.uuid4().hex
     command = start_command("grpo", tmp_path, mark, *SHORT, "steps=500", "policy.parallel.data=2")
     assert command.stdout is not None
@@ -51,7 +37,7 @@ def test_a_running_command_lets_nobody_in_and_a_killed_one_leaves_nothing(tmp_pa
         [f"tcp://127.0.0.1:{door.port}" for door in doors if "Controller" in door.title or "StorageUnit" in door.title], tmp_path / "ran"
     )
     outside = reached_from_outside(door.port for door in doors)
-    (own,) = place.glob("grpo-*")
+    (own,) = temporary.glob("grpo-*")
     left = f"sem.*{(own / 'raylet').read_text()}-*"
     assert own.stat().st_mode & 0o077 == 0
     assert any(own.glob("r/session_*/sockets"))
@@ -68,4 +54,4 @@ def test_a_running_command_lets_nobody_in_and_a_killed_one_leaves_nothing(tmp_pa
     with scratch():  # as the next start
         assert not own.exists()
     assert list(Path("/dev/shm").glob(left)) == []
-    assert [path.name for path in place.iterdir() if not path.name.startswith("torchinductor_")] == []
+    assert [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")] == []

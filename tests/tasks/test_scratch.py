@@ -30,18 +30,6 @@ with scratch() as place:
 SHM = Path("/dev/shm")
 
 
-@pytest.fixture
-def base() -> Iterator[Path]:
-    """A short temporary directory, which is this process's and its children's."""
-    with (
-        tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as path,
-        settings.variables(TMPDIR=path),
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.setattr(tempfile, "tempdir", path)
-        yield Path(path)
-
-
 @contextmanager
 def holding(raylet: int) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """Another process inside of a block, and its place."""
@@ -73,9 +61,9 @@ def pid_in(path: Path) -> int:
     return int(path.name[7:].partition("-")[0])
 
 
-def test_everything_temporary_is_inside_and_ends_with_the_block(base: Path) -> None:
+def test_everything_temporary_is_inside_and_ends_with_the_block(temporary: Path) -> None:
     with scratch() as place:
-        assert place.parent == base
+        assert place.parent == temporary
         assert place.stat().st_mode & 0o077 == 0
         with scratch() as inner:
             assert inner == place
@@ -84,17 +72,17 @@ def test_everything_temporary_is_inside_and_ends_with_the_block(base: Path) -> N
             [sys.executable, "-c", "import tempfile; print(tempfile.mkdtemp())"], capture_output=True, text=True, check=True
         )
         assert Path(child.stdout.strip()).parent == place
-        assert [path for path in base.iterdir() if path != place] == []
-    assert list(base.iterdir()) == []
-    assert tempfile.gettempdir() == settings.get("TMPDIR") == str(base)
+        assert [path for path in temporary.iterdir() if path != place] == []
+    assert list(temporary.iterdir()) == []
+    assert tempfile.gettempdir() == settings.get("TMPDIR") == str(temporary)
 
 
-def test_the_next_start_removes_what_a_killed_process_left_and_nothing_else(base: Path, semaphores: list[Path]) -> None:
-    others = [base / "grpo-notours1", base / "grpo-checkpoints-ab", base / "other", base / "grpo-training"]
+def test_the_next_start_removes_what_a_killed_process_left_and_nothing_else(temporary: Path, semaphores: list[Path]) -> None:
+    others = [temporary / "grpo-notours1", temporary / "grpo-checkpoints-ab", temporary / "other", temporary / "grpo-training"]
     for path in others:
         path.mkdir()
-    (base / "grpo-training" / "lock").write_text("another program's")
-    target = base / "other" / "kept"
+    (temporary / "grpo-training" / "lock").write_text("another program's")
+    target = temporary / "other" / "kept"
     target.mkdir()
     (target / "lock").touch()
     others[0].rmdir()
@@ -109,10 +97,10 @@ def test_the_next_start_removes_what_a_killed_process_left_and_nothing_else(base
             assert living.exists()
             assert not left.exists()
         assert [path.exists() for path in semaphores] == [False, False, True]
-        assert set(base.iterdir()) == {*others, living}
+        assert set(temporary.iterdir()) == {*others, living}
         assert (target / "lock").exists()
         alive.communicate()
-    assert set(base.iterdir()) == set(others) | {living}  # Ray's process, which is this one, runs: the next start looks again
+    assert set(temporary.iterdir()) == set(others) | {living}  # Ray's process, which is this one, runs: the next start looks again
 
 
 def test_semaphores_of_a_living_raylet_and_those_of_others_stay(semaphores: list[Path]) -> None:
@@ -130,14 +118,14 @@ def test_semaphores_of_a_living_raylet_and_those_of_others_stay(semaphores: list
         foreign.unlink()
 
 
-def test_a_raylet_that_ends_late_is_waited_for(base: Path) -> None:
+def test_a_raylet_that_ends_late_is_waited_for(temporary: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1)"]) as raylet:
         with scratch() as place:
             note_raylet(place, raylet.pid)
             left = SHM / f"sem.obj{raylet.pid}-{time.time_ns()}"
             left.touch()
         assert not left.exists()
-        assert list(base.iterdir()) == []
+        assert list(temporary.iterdir()) == []
 
 
 def test_where_ray_s_sockets_would_have_too_long_a_path_the_place_is_in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +134,7 @@ def test_where_ray_s_sockets_would_have_too_long_a_path_the_place_is_in_tmp(tmp_
     assert module._base() == Path("/tmp")
 
 
-def test_a_place_that_is_handed_over_lives_as_long_as_its_process(base: Path) -> None:
+def test_a_place_that_is_handed_over_lives_as_long_as_its_process(temporary: Path) -> None:
     with module.handed_over() as (place, lock):
         heir = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=[lock], env=module.environment(place))
     sweep()
@@ -154,4 +142,4 @@ def test_a_place_that_is_handed_over_lives_as_long_as_its_process(base: Path) ->
     heir.kill()
     heir.wait()
     sweep()
-    assert list(base.iterdir()) == []
+    assert list(temporary.iterdir()) == []
