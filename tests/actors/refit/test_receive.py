@@ -210,11 +210,11 @@ def test_vllms_group_meets_where_the_policy_says(one_machine: bool) -> None:
     engine: Any = Nccl.vllm_engine()
     info = engine.init_info_cls(**{"place": place, "world_size": 2, "timeout_s": 20.0, "rank_offset": 1})
 
-    def join(rank: int, sent: bytes | None) -> Any:
-        group = StatelessProcessGroup(rank, 2, rendezvous.store(info.place, rank, info.world_size, info.timeout_s))
-        return group.broadcast_obj(sent, src=0)
+    def join(rank: int) -> Any:
+        return StatelessProcessGroup(rank, 2, rendezvous.store(info.place, rank, info.world_size, info.timeout_s))
 
     with ThreadPoolExecutor() as pool:
-        got = pool.submit(join, info.rank_offset, None)
-        assert join(0, b"id") == b"id"
-        assert got.result(timeout=WAIT_S) == b"id"
+        joining = pool.submit(join, info.rank_offset)
+        first, second = join(0), joining.result(timeout=WAIT_S)  # rank 0's store lives as long as its group
+        assert first.broadcast_obj(b"id", src=0) == b"id"
+        assert second.broadcast_obj(None, src=0) == b"id"
