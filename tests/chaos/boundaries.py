@@ -109,7 +109,7 @@ def boundaries(home: Path) -> list[str]:
     if samples(directory) != samples(undisturbed):
         problems.append("samples differ from those of the undisturbed run")
     found = audit(parse((directory / "journal.jsonl").read_bytes()))
-    if not found.clean or found.ends.get("trained") != 12:
+    if not found.clean or found.ends != {"trained": 12}:
         problems.append(f"audit: {found.verdict}")
     return problems
 
