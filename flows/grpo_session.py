@@ -365,7 +365,6 @@ class GrpoSession(TrainingSession[RunConfig]):
 
         A first SIGTERM or Ctrl-C inside lets the present step end.
         """
-        self.announce_weights()
         going = generate.submit(self.namespace, self.steps * self.config.rollout.prompts_per_step)
         try:
             with self.ending_between_steps():
