@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -16,6 +16,7 @@ from typing import Any
 
 from prefect.logging.handlers import PrefectConsoleHandler
 
+from actors.checkpoints.errors import CheckpointError
 from actors.models.memory_plan import render
 from actors.preflight import planned_memory
 from configs.base import ConfigError
@@ -97,6 +98,18 @@ def _run(flow: Any, options: argparse.Namespace) -> int:
         print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def exit_code(work: Callable[[], int]) -> int:
+    """What a command returns: `work`'s code; 2 wrong input, 1 failed, with one line for the person who typed it."""
+    try:
+        return work()
+    except (ConfigError, CheckpointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except Exception as error:  # noqa: BLE001  (the flow has logged the traceback; a person wants the line)
+        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
 
 
 def quiet_console() -> None:

@@ -8,18 +8,17 @@ python -m flows.fork runs/arithmetic-cpu --at 120 policy.optimizer.lr=5e-5
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 
-from actors.checkpoints.errors import CheckpointError
 from actors.checkpoints.manifest import manifest_name
 from actors.checkpoints.store import CheckpointStore
 from configs.base import ConfigError
 from configs.loader import load
+from flows.cli import exit_code
 from flows.grpo import grpo
 from flows.resume import Mark
 from tasks.reporting.fork import Comparison, changed_settings, compare, markdown
@@ -81,19 +80,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--at", type=int, metavar="STEP", help="step of the checkpoint (default: the newest)")
     parser.add_argument("overrides", nargs="*", metavar="field=value", help="what the child does otherwise")
     options = parser.parse_intermixed_args(arguments)
-    try:
+
+    def work() -> int:
         checkpoint_of(RunDirectory(Path(options.run).resolve()), options.at)
         with prefect_server() as url:
             print(f"Prefect UI: {url}")
             found = fork(options.run, options.at, options.overrides)
-    except (ConfigError, CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except Exception as error:  # noqa: BLE001  (the flow has logged the traceback; a person wants the line)
-        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    print(markdown(Comparison.model_validate(found)))
-    return 0
+        print(markdown(Comparison.model_validate(found)))
+        return 0
+
+    return exit_code(work)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ Exit code: 0 within the bounds; 1 beyond one of them, or it could not be made; 2
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import uuid
 from collections.abc import Sequence
@@ -39,7 +38,7 @@ from configs.base import ConfigError
 from configs.continuity import differences
 from configs.loader import load
 from configs.run import RunConfig
-from flows.cli import quiet_console
+from flows.cli import exit_code, quiet_console
 from flows.resume import Mark
 from tasks.actor_logs import ActorLogs
 from tasks.advantage import advantage
@@ -230,21 +229,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="field=value", help="how it is computed, for example policy.parallel.data=2")
     options = parser.parse_intermixed_args(arguments)
     overrides = [*(ON_CPU if options.cpu else ()), *options.overrides]
-    try:
+
+    def work() -> int:
         with tempfile.TemporaryDirectory() as scratch:
             plan_of(RunDirectory(Path(options.run).resolve()), options.step, overrides, Path(scratch))
         with prefect_server() as url:
             print(f"Prefect UI: {url}")
             quiet_console()
             found = Replayed.model_validate(replay(options.run, options.step, overrides))
-    except (ConfigError, CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except Exception as error:  # noqa: BLE001  (the flow has logged the traceback; a person wants the line)
-        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    print(as_text(found))
-    return 1 if found.verdict == "beyond" else 0
+        print(as_text(found))
+        return 1 if found.verdict == "beyond" else 0
+
+    return exit_code(work)
 
 
 if __name__ == "__main__":

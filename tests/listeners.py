@@ -6,6 +6,8 @@ import ipaddress
 import os
 import pickle
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,8 +19,20 @@ from typing import Any
 import psutil
 import zmq
 
+from tests.patience import WAIT_S
+
 _PICKLED = b"\xc1\xfe\xed"  # the frame after which TransferQueue unpickles the next one
 _EVERY_S = 0.5
+
+
+def said_by(user: int, code: str, argument: str) -> str:
+    """What Python prints, also of an error, when another user runs the code: `sys.argv[1]` is the argument. Root only.
+
+    It has os, socket and sys: another user may not read where Python's modules lie.
+    """
+    drop = f"import os, socket, sys; os.setuid({user}); "
+    done = subprocess.run([sys.executable, "-I", "-c", drop + code, argument], capture_output=True, text=True, timeout=WAIT_S)
+    return done.stdout + done.stderr
 
 
 @dataclass(frozen=True)

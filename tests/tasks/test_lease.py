@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import settings
@@ -13,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from actors.storage import Folder
 from tasks.lease import BusyError, Lease, LeaseLostError
+from tests.leases import acquired
 from tests.stores import memory, url
 
 __all__ = ["url"]
@@ -80,18 +80,7 @@ def test_of_triggers_at_the_same_moment_one_wins(tmp_path) -> None:
     folder = Folder(str(tmp_path), "registry.url")
     for round_ in range(4):
         leases = [Lease(folder, str(number), 60) for number in range(6)]
-        barrier = threading.Barrier(len(leases))
-
-        def take(lease: Lease, barrier: threading.Barrier = barrier) -> bool:
-            barrier.wait()
-            try:
-                lease.acquire()
-            except BusyError:
-                return False
-            return True
-
-        with ThreadPoolExecutor(len(leases)) as pool:
-            won = list(pool.map(take, leases))
+        won = acquired(leases)
         assert won.count(True) == 1, round_
         leases[won.index(True)].check()
         leases[won.index(True)].release()

@@ -13,7 +13,7 @@ import pytest
 from actors.checkpoints.store import CheckpointStore
 from actors.storage import Folder
 from configs.base import ConfigError
-from tasks.lease import BusyError, Lease
+from tasks.lease import Lease
 from tests.actors.checkpoints.test_store import (
     PARTS,
     RULES,
@@ -32,6 +32,7 @@ from tests.actors.checkpoints.test_store import (
     write,
 )
 from tests.actors.test_storage import test_create_read_replace_remove, test_large_files_arrive_whole
+from tests.leases import acquired
 from tests.object_store import ObjectStore, answers_lost, busy, cut_short, objects, slow, without
 from tests.tasks.retraining.test_prompts import test_files_are_found_below_the_url, test_nothing_at_the_url
 from tests.tasks.test_lease import test_a_killed_holder_blocks_for_the_lease_only, test_the_second_is_told_who_is_at_work
@@ -112,18 +113,8 @@ def test_of_many_writers_of_one_name_one_wins(url: str) -> None:
 
 
 def test_of_two_runs_that_begin_at_once_one_holds_the_lease(url: str) -> None:
-    leases, barrier = [Lease(Folder(f"{url}/lease", "checkpoint.url"), str(number), 60) for number in range(4)], threading.Barrier(4)
-
-    def take(lease: Lease) -> bool:
-        barrier.wait()
-        try:
-            lease.acquire()
-        except BusyError:
-            return False
-        return True
-
-    with ThreadPoolExecutor(4) as pool:
-        won = list(pool.map(take, leases))
+    leases = [Lease(Folder(f"{url}/lease", "checkpoint.url"), str(number), 60) for number in range(4)]
+    won = acquired(leases)
     assert won.count(True) == 1
     leases[won.index(True)].check()
 

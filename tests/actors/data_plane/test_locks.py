@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +21,7 @@ from actors.waiting import find
 from configs.run import DataPlaneConfig
 from tests.actors.conftest import StartQueue
 from tests.actors.data_plane.test_runs import wait_until
-from tests.listeners import attack, listeners
+from tests.listeners import attack, listeners, said_by
 from tests.patience import WAIT_S
 
 pytestmark = pytest.mark.slow
@@ -96,14 +94,9 @@ def test_no_socket_on_a_network(local: DataPlaneAddress) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can try it as another user")
 def test_another_user_does_not_reach_the_sockets(local: DataPlaneAddress) -> None:
     path = f"{local.controller.host}/{dict(local.controller.ports)['request_handle_socket']}"
-    code = "import os, socket, sys; os.setuid(int(sys.argv[1])); socket.socket(socket.AF_UNIX).connect(sys.argv[2]); print('reached')"
-
-    def reach(user: int) -> str:
-        done = subprocess.run([sys.executable, "-I", "-c", code, str(user), path], capture_output=True, text=True, timeout=WAIT_S)
-        return done.stdout + done.stderr
-
-    assert reach(os.getuid()) == "reached\n"
-    assert "PermissionError" in reach(65534)
+    code = "socket.socket(socket.AF_UNIX).connect(sys.argv[1]); print('reached')"
+    assert said_by(os.getuid(), code, path) == "reached\n"
+    assert "PermissionError" in said_by(65534, code, path)
 
 
 def test_reads_and_writes(opened: DataPlaneAddress) -> None:
