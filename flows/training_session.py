@@ -127,7 +127,7 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         Raises:
             TooManyRerunsError: its process ended each time before the next checkpoint.
         """
-        # Each try of a run that goes on from nothing has a directory of its own.
+        # Without an origin (`resume: never`, or the first start) there is no mark to count in: Prefect counts.
         starts = origin.starts(self.flow_run) if origin else runtime.flow_run.run_count or 1
         if starts > 1 + (reruns := self.config.recovery.reruns):
             where = "the beginning" if origin is None or origin.step is None else f"step {origin.step}"
