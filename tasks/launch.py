@@ -48,7 +48,7 @@ from configs.sft import SftConfig
 from tasks.call import STAGE
 from tasks.handles import EvaluationActors, RunActors
 from tasks.placement import place
-from tasks.standing import end, keep_standing
+from tasks.standing import end, keep_standing, wait_until_gone
 
 
 def planned_actors(config: RunConfig) -> list[tuple[str, str]]:
@@ -273,6 +273,7 @@ def _starting(
     starting = _Starting(namespace, config, standing)
     _handles[namespace] = starting.handles
     try:
+        wait_until_gone(namespace, standing)
         yield starting
         pending = {name: handle.ready.remote() for name, handle in starting.handles.items() if name not in starting.standing}
         starting.ready = wait_all(pending, what="start", timeout_s=config.deadlines.start)

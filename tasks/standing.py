@@ -8,7 +8,7 @@ everything else              ends: its state is that of the checkpoint
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import ray
@@ -24,11 +24,7 @@ _LEAVE_S = 3.0  # Prefect kills a run that was cancelled: see checkpoint.grace_s
 
 
 def keep_standing(namespace: str, handles: Mapping[str, Any], before: RunActors) -> dict[str, Any]:
-    """End what must start anew. Returns the handles of what stays.
-
-    Raises:
-        ActorTimeoutError: an actor that was ended is still there after a minute.
-    """
+    """End what must start anew. Returns the handles of what stays."""
     questions = {name: handles[name].forget_requests.remote() for name in before.engines if name in handles}
     if names.ENVIRONMENT in handles:
         questions[names.ENVIRONMENT] = handles[names.ENVIRONMENT].__ray_call__.remote(_nothing)
@@ -36,29 +32,36 @@ def keep_standing(namespace: str, handles: Mapping[str, Any], before: RunActors)
     stay = {name: handles[name] for name, _, error in asked if error is None}
     end({name: handle for name, handle in handles.items() if name not in stay})
     queue.stop(before.address)
-    _wait_until_gone(namespace, set(stay))
     return {name: handle for name, handle in handles.items() if name in stay}
 
 
 def end(handles: Mapping[str, Any]) -> None:
-    """End these actors, the newest first. What is killed leaves Ray's semaphores behind, so the policy's leaves by itself, if it can."""
+    """End these actors, the newest first. What is killed leaves Ray's semaphores behind, so the policy's leaves by itself, if it can.
+
+    It is killed all the same: while anything holds its handle, this process takes the name of an actor that has only left for taken.
+    """
     policy = handles.get(names.POLICY)
     for handle in reversed(list(handles.values())):
-        if handle is not policy or not _leaves(handle):
-            ray.kill(handle)
+        if handle is policy:
+            _let_leave(handle)
+        ray.kill(handle)
 
 
-def _leaves(policy: Any) -> bool:
-    for leave in (policy.close, policy.__ray_terminate__):
+def _let_leave(policy: Any) -> None:
+    for leave in (policy.close, policy.__ray_terminate__, policy.__ray_ready__):  # the last is answered by its death
         done, _ = ray.wait([leave.remote()], timeout=_LEAVE_S)
         if not done:
-            return False
-    return True  # its process is about to exit: a kill now would come before
+            return
 
 
-def _wait_until_gone(namespace: str, stay: set[str]) -> None:
+def wait_until_gone(namespace: str, stay: Collection[str]) -> None:
+    """Until the cluster has no actor of the run but these, so that their names can be given anew.
+
+    Raises:
+        ActorTimeoutError: one is still there after a minute.
+    """
     deadline = time.monotonic() + _GONE_S
-    while left := {one["name"] for one in ray.util.list_named_actors(all_namespaces=True) if one["namespace"] == namespace} - stay:
+    while left := {one["name"] for one in ray.util.list_named_actors(all_namespaces=True) if one["namespace"] == namespace} - set(stay):
         if time.monotonic() > deadline:
             raise ActorTimeoutError(f"{', '.join(sorted(left))} did not end within {_GONE_S:.0f} s")
         time.sleep(0.1)

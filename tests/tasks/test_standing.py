@@ -49,5 +49,6 @@ def test_what_a_compiled_graph_has_made_goes_with_its_owner(owner: type[Owner]) 
     while is_there("policy-that-ends") or (owner is Owner and not semaphores() <= before):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+    ray.kill(ray.remote(owner).options(num_cpus=0, **options).remote())  # its name is free, although its handle is held
     for worker in workers:
         ray.kill(worker)
