@@ -62,6 +62,12 @@ def trains(recipe: str, *overrides: str, gpus: int = 1, alone: bool = False) -> 
     return Job(("-m", "flows.grpo", "--recipe", recipe, *overrides), gpus, alone, 900)
 
 
+def kills(recipe: str, calm: str, killed: str, *overrides: str) -> Job:
+    """A run whose engine and trainer are killed, beside the same run left alone; each on the GPUs that it is given."""
+    saves = ("checkpoint.every_steps=5", "checkpoint.inputs=true")
+    return Job(("-m", "tests.chaos.accuracy", "--recipe", recipe, "--gpus", calm, killed, *saves, *overrides), 2, True, 580)
+
+
 STEP = ("train_step", "--tokens", "256", "512", "1024", "2048", "4096", "--lengths", "256", "1024", "4096")
 JOBS: dict[str, Job] = {
     "logprob": checks("test_logprob"),
@@ -69,10 +75,12 @@ JOBS: dict[str, Job] = {
     **{f"graphs-{name}": checks("test_cuda_graphs", name) for name in ("dense", "padded", "dynamic", "packed", "move", "supervised")},
     **{f"refit-{name}": checks("test_refit", name) for name in ("ipc-async", "tied-llama", "sleep-1", "sleep-2", "lost")},
     "refit-memory": checks("test_refit", "memory and not nccl", alone=True),  # it looks at the memory of the whole GPU
+    "checkpoint-devices": checks("test_checkpoint"),
     "smollm2": trains("smollm2-135m-1gpu"),
     "train_step-0.5b": measures(*STEP),
     "train_step-smollm2": measures(*STEP, "--shape", "smollm2-135m"),
     "train_step-ray": measures("train_step", "--ray", "--tokens", "512", "2048", "--lengths", "256", "--modes", "packed"),
+    "checkpoint": measures("checkpoint"),
     "grpo_step": measures("grpo_step"),
     "rollout": measures("rollout"),
     "refit-0.5b": measures("refit", "--shapes", "0.5b", "--modes", "ipc"),
@@ -84,6 +92,8 @@ JOBS: dict[str, Job] = {
     "refit-nccl-1.5b": measures("refit", "--shapes", "1.5b", "--modes", "nccl", gpus=2),
     "smollm2-sync": trains("smollm2-135m-2gpu-async", "name=smollm2-135m-2gpu-sync", "mode=sync", gpus=2, alone=True),
     "smollm2-async": trains("smollm2-135m-2gpu-async", gpus=2, alone=True),
+    "kills": kills("smollm2-135m-1gpu", "0", "1", "steps=90"),
+    "kills-async": kills("smollm2-135m-2gpu-async", "0,1", "0,1", "steps=60"),
 }
 
 

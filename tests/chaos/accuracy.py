@@ -149,7 +149,8 @@ def main() -> int:
         fire.kills = [Kill(who, config.steps * (index + 1) // 3) for index, who in enumerate(_VICTIMS)]
         with ThreadPoolExecutor(2) as pool:
             codes = list(pool.map(lambda run: run.work(options.limit), (calm, fire)))
-        problems, facts = [], {}
+        problems: list[str] = []
+        facts: dict[str, Any] = {}
         for run, code in zip((calm, fire), codes, strict=True):
             if code:
                 problems.append(f"{run.name}: ended with {code}")
