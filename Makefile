@@ -1,20 +1,20 @@
-# make run | make sft | make up | make down | make doctor | make test | make chaos | make check | make gpu-check | make setup | make lock | make clean
+# make run | make sft | make up | make down | make doctor | make test | make chaos | make check | make docs | make gpu-check | make setup | make wheel | make lock | make clean
 # Everything lives in .venv; a second `make` installs nothing.
 PY := .venv/bin/python
 REQUIREMENTS := requirements/cpu.txt
 INSTALLED = .venv/.installed-$(basename $(notdir $(REQUIREMENTS)))
 ARGS ?=
 
-.PHONY: run sft up down doctor test chaos check setup lock clean gpu-check
+.PHONY: run sft up down doctor test chaos check docs setup wheel lock clean gpu-check
 .DEFAULT_GOAL := run
 
 run: RECIPE ?= arithmetic-cpu
 run: setup  ## the main job: GRPO on this machine's CPU (RECIPE=name, ARGS="steps=20 ...")
-	@$(PY) -m flows.grpo --recipe $(RECIPE) $(ARGS)
+	@$(PY) -m flows.console run --recipe $(RECIPE) $(ARGS)
 
 sft: RECIPE ?= sft-cpu
 sft: setup  ## supervised fine-tuning on this machine's CPU (RECIPE=name, ARGS="steps=20 ...")
-	@$(PY) -m flows.sft --recipe $(RECIPE) $(ARGS)
+	@$(PY) -m flows.console sft --recipe $(RECIPE) $(ARGS)
 
 up: setup  ## Prefect server, Ray, work pool, worker and all deployments on this machine (ARGS="--host ADDRESS")
 	@$(PY) -m flows.service.up $(ARGS)
@@ -40,6 +40,9 @@ check: setup  ## format, lint, types, import contracts
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports --no-cache
 
+docs: setup  ## the documentation as a site in build/docs; a warning is an error
+	@$(PY) -m sphinx -q -W -E -c docs/site docs build/docs && echo "build/docs/index.html"
+
 # Bytecode at once: a run's ten processes import torch, vLLM or Megatron together, and where PYTHONDONTWRITEBYTECODE is set
 # (as in many images) every process of every run would compile them anew, which takes longer than the imports themselves.
 setup: $(INSTALLED)  ## .venv (with GPUs: REQUIREMENTS=requirements/gpu.txt)
@@ -54,9 +57,14 @@ $(INSTALLED): $(REQUIREMENTS) pyproject.toml
 	@.venv/bin/uv pip install --quiet --python $(PY) --no-deps --editable .
 	@touch $@
 
+wheel: setup  ## dist/grpo_flows-*.whl: installs beside the pins of requirements/ (docs/command.md)
+	@rm -rf build
+	@$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@rm -rf build
+
 lock:  ## resolve the pins anew (names, versions, hashes; no index or file address)
 	@.venv/bin/uv pip compile pyproject.toml --extra cpu --group dev --generate-hashes --python-version 3.12 --no-header --quiet -o requirements/cpu.txt
 	@.venv/bin/uv pip compile pyproject.toml --extra gpu --group dev --generate-hashes --python-version 3.12 --no-header --quiet -o requirements/gpu.txt
 
 clean:  ## remove caches; keeps .venv and runs/
-	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	@rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -6,11 +6,17 @@ POLICY = "policy"
 COLLECTOR = "collector"
 LEDGER = "ledger"
 ENVIRONMENT = "environment"
+FILES = "files"
 
 
 def engines(count: int, of: str = "") -> list[str]:
     """Names of the engine actors; where several models run, `of` says whose."""
     return [f"{of}-engine-{index}" if of else f"engine-{index}" for index in range(count)]
+
+
+def workers(count: int) -> list[str]:
+    """Names of the policy's workers, by rank."""
+    return [f"policy-worker-{rank}" for rank in range(count)]
 
 
 def namespace(run_id: str) -> str:

@@ -6,6 +6,7 @@ Each problem is one ConfigError that says what to do.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import torch
 
 from actors.environments import Environment, Problem, Split, build
 from actors.environments.scoring.golds import check_golds
-from actors.models import memory_plan
-from actors.models.gguf import convert_gguf, gguf_config
-from actors.models.hf import check_layout, check_model_dir, head_dim
+from actors.models import memory_parts, memory_plan
+from actors.models.hf import check_engine_reads, check_layout, check_model_dir, check_teacher_dir, head_dim, teacher_field
+from actors.models.memory_advice import advise
+from actors.models.memory_parts import ModelShape
 from actors.models.scratch_model import write_scratch_model
-from actors.policy.objectives import advantages, registry
+from actors.models.source import gguf_model, known_gguf, known_model, local_model
+from actors.policy.objectives import advantages, registry, surrogates
 from actors.rollout.examples import build_problems
 from actors.rollout.prompts import Problems, PromptEncoder, PromptStream, StreamedProblems, fit
 from actors.rollout.staleness import build as build_sampler
@@ -26,24 +29,30 @@ from configs.environment import EnvironmentConfig
 from configs.evaluate import EvaluateConfig
 from configs.run import BaseRunConfig, RunConfig
 from configs.sft import SftConfig
+from configs.trackers import check_installed
 
 PROBED_PROMPTS = 512  # of each split; a generated task cannot be checked to its end
 _CHECKED_ROWS = 20_000  # of each split of a data set: some seconds; longer ones are dealt with when they are drawn
 _TOKENIZER_TEXTS = 2000
+# Without any of these transformers makes up a tokenizer with one token.
+_TOKENIZER_FILES = ("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt")
 _CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # vLLM 0.26: CPUAttentionBackend.get_supported_head_sizes
 
 
 def prepare_model(config: RunConfig | SftConfig, directory: Path) -> str:
-    """The directory of the model to train: `model.path`; or `directory`, into which `model.gguf` is converted or a small model is written.
+    """The directory of the model to train: that of `model.path` or `model.gguf`; or `directory`, into which a small model is written.
+
+    What is elsewhere is fetched, and a GGUF file converted.
 
     Raises:
-        ConfigError: the data, the GGUF file or the model's shape does not work.
+        ConfigError: the data, the GGUF file, the model's shape or a tracker does not work, or the model cannot be fetched.
     """
+    check_installed(config.trackers)
     model = config.model
     if model.gguf is not None:
-        return str(convert_gguf(model.gguf, directory))
+        return gguf_model(model.gguf)
     if model.path is not None:
-        return model.path
+        return local_model(model.path)
     problems: Problems = (
         build(config.environment, config.seed) if isinstance(config, RunConfig) else build_problems(config.data, config.seed)
     )
@@ -52,7 +61,7 @@ def prepare_model(config: RunConfig | SftConfig, directory: Path) -> str:
 
 
 def check(config: RunConfig, model_path: str) -> None:
-    """Model, tokenizer, prompts and layout fit each other.
+    """Model, tokenizer, prompts and layout fit each other, and the GPUs.
 
     Raises:
         ConfigError: what does not, and what to change.
@@ -60,11 +69,14 @@ def check(config: RunConfig, model_path: str) -> None:
     if config.mode == "async":
         build_sampler(config.asynchronous, config.rollout.prompts_per_step)
     registry.build(config.policy.loss.objective, config.policy)
+    surrogates.find(config.policy.loss.surrogate)
     advantages.find(config.policy.loss.advantages)
     shape = check_model_dir(model_path)
+    check_engine_reads(model_path)
     _check_head_size(shape)
     check_layout(config.policy.parallel, shape)
-    check_memory(config, memory_plan.ModelShape.of(shape))
+    _check_teachers(config, model_path)
+    check_memory(config, ModelShape.of(shape))
     source, context = config.environment, int(shape.max_position_embeddings)
     encoder = load_encoder(model_path, shape, source.system_prompt, source.chat_template_kwargs)
     environment = build(source, config.seed)
@@ -75,12 +87,23 @@ def check(config: RunConfig, model_path: str) -> None:
     _check_sets(config, model_path, shape, room)
 
 
+def with_local_models(config: EvaluateConfig) -> EvaluateConfig:
+    """The run with the directories of its models, fetched if need be. Links such as runs/latest are followed: they may move meanwhile.
+
+    Raises:
+        ConfigError: as `local_model`.
+    """
+    found = {name: Path(local_model(path, name)) for name, path in config.models.items()}
+    return config.model_copy(update={name: str(path.resolve()) for name, path in found.items()})
+
+
 def check_evaluation(config: EvaluateConfig) -> int:
     """Models, tokenizers and problems of an `evaluate` run fit each other. Returns the number of problems.
 
     Raises:
         ConfigError: what does not, and what to change.
     """
+    check_installed(config.trackers)
     source = config.source
     try:
         environment = build(source, config.seed)
@@ -90,6 +113,7 @@ def check_evaluation(config: EvaluateConfig) -> int:
     for name, path in config.models.items():
         try:
             shape = check_model_dir(path)
+            check_engine_reads(path)
             _check_head_size(shape)
             encoder = load_encoder(path, shape, source.system_prompt, source.chat_template_kwargs)
             room = _room_for_prompts(config, int(shape.max_position_embeddings))
@@ -108,6 +132,33 @@ def longest_sample(config: RunConfig, model_path: str) -> int:
     return min(context, config.generation.max_model_len or context)
 
 
+def _check_teachers(config: RunConfig, model_path: str) -> None:
+    """Each teacher reads the same tokens, in the policy's layout, and as many of them."""
+    if config.policy.teacher is None:
+        return
+    own, longest = load_encoder(model_path, check_model_dir(model_path), None).tokenizer.get_vocab(), longest_sample(config, model_path)
+    for source, name in config.policy.teacher.models.items():
+        field = teacher_field(source)
+        path = local_model(name, field)
+        shape = check_teacher_dir(path, source)
+        try:
+            check_layout(config.policy.parallel, shape)
+            taught = load_encoder(path, shape, None).tokenizer.get_vocab()
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("model.path", field)) from None
+        if taught != own:
+            token = next(one for one in sorted({*taught, *own}) if taught.get(one) != own.get(one))
+            raise ConfigError(
+                f"{field}: token {token!r} is number {taught.get(token)} in {path} and {own.get(token)} in {model_path}: a teacher must "
+                "have the tokenizer of the model that it teaches"
+            )
+        if longest > shape.max_position_embeddings:
+            raise ConfigError(
+                f"{field}: samples may have {longest} tokens, the context of {path} is {shape.max_position_embeddings}: lower "
+                "generation.max_model_len"
+            )
+
+
 def _check_head_size(shape: Any) -> None:
     """vLLM has a kernel for the model's attention heads."""
     size = head_dim(shape)
@@ -118,8 +169,8 @@ def _check_head_size(shape: Any) -> None:
         )
 
 
-def planned_memory(config: BaseRunConfig, shape: memory_plan.ModelShape | None = None) -> dict[str, memory_plan.Parts]:
-    """Bytes on a GPU, by part, of a policy worker and of an engine. Empty when the policy is to be on a CPU.
+def planned_memory(config: BaseRunConfig, shape: ModelShape | None = None) -> tuple[memory_plan.GpuPlan, ...]:
+    """What each kind of GPU of the run holds. Empty when the policy is to be on a CPU.
 
     Args:
         shape: of the model; default: what `model.path` or the recipe says.
@@ -127,44 +178,38 @@ def planned_memory(config: BaseRunConfig, shape: memory_plan.ModelShape | None =
     Raises:
         ConfigError: `model.path` cannot be read.
     """
-    if config.policy.device == "cpu":
-        return {}
-    if shape is None:
-        model = config.model
-        hf = gguf_config(model.gguf) if model.gguf is not None else model if model.path is None else check_model_dir(model.path)
-        shape = memory_plan.ModelShape.of(hf)
-    if not isinstance(config, RunConfig):
-        return {"policy worker": memory_plan.policy_memory(shape, config.policy, shape.context)}
-    longest = min(shape.context, config.generation.max_model_len or shape.context)
-    worker = memory_plan.policy_memory(shape, config.policy, longest)
-    colocated = config.placement == "colocated" or (config.placement == "auto" and torch.cuda.device_count() < config.gpus_apart)
-    if colocated and config.generation.refit in ("auto", "ipc"):
-        worker |= memory_plan.ipc_memory(shape, config.policy, config.generation)
-    return {"policy worker": worker, "engine": memory_plan.engine_memory(shape, config.generation)}
+    if config.policy.device == "cpu" or (isinstance(config, RunConfig) and config.placement == "cpu"):
+        return ()
+    return memory_plan.plan(config, shape or _shape(config), torch.cuda.device_count())
 
 
-def check_memory(config: BaseRunConfig, shape: memory_plan.ModelShape) -> None:
-    """A worker and an engine fit a GPU of this machine, both at once where there is only one. Nothing is checked without a GPU.
+def engine_bytes(config: EvaluateConfig) -> float:
+    """What an engine of the largest model holds on each of its GPUs; 0 for models that are not there yet."""
+    found = [0.0]
+    for path in config.models.values():
+        with suppress(ConfigError):  # the preflight says so
+            found.append(memory_parts.engine_bytes(ModelShape.of(check_model_dir(known_model(path))), config.generation))
+    return max(found)
+
+
+def _shape(config: BaseRunConfig) -> ModelShape:
+    model = config.model
+    if model.gguf is not None:
+        return ModelShape.of(known_gguf(model.gguf))
+    return ModelShape.of(model if model.path is None else check_model_dir(known_model(model.path)))
+
+
+def check_memory(config: BaseRunConfig, shape: ModelShape | None = None) -> list[str]:
+    """The run fits the GPUs of this machine, if it has some. Returns a warning for each kind of GPU that the run nearly fills.
 
     Raises:
-        ConfigError: they do not; with the sizes, and what to change.
+        ConfigError: it does not; with the sizes, and the setting with which it would.
     """
     capacity = memory_plan.gpu_capacity() if torch.cuda.is_available() else None
-    planned = planned_memory(config, shape)
-    if capacity is None or not planned:
-        return
-    worker, engine = planned["policy worker"], planned.get("engine")
-    advice = "take fewer tokens per micro-batch (policy.batching), or more GPUs (policy.parallel)"
-    memory_plan.check_fits(worker, capacity, "policy: a worker", advice)
-    if engine is None or not isinstance(config, RunConfig):
-        return
-    advice = "lower generation.kv_cache_gib, or raise generation.tensor_parallel_size"
-    memory_plan.check_fits(engine, capacity, "generation: an engine", advice)
-    if torch.cuda.device_count() == 1:
-        both = {f"worker's {name}": size for name, size in worker.items() if name not in ("activations", "logits")}  # between its passes
-        both |= {f"engines' {name}": size * config.generation.num_engines for name, size in engine.items()}
-        advice = "lower generation.kv_cache_gib or generation.num_engines, or take a second GPU"
-        memory_plan.check_fits(both, capacity, "policy and generation on one GPU", advice)
+    if capacity is None:
+        return []
+    shape = shape or _shape(config)
+    return memory_plan.check(planned_memory(config, shape), capacity, lambda: advise(config, shape, torch.cuda.device_count(), capacity))
 
 
 def _check_answers(config: RunConfig | EvaluateConfig, source: EnvironmentConfig, problems: Sequence[Problem]) -> None:
@@ -231,6 +276,11 @@ def load_encoder(
     Raises:
         ConfigError: there is none, its vocabulary is larger than the model's, or it has no end token.
     """
+    if not any(all((Path(model_path) / name).is_file() for name in names) for names in _TOKENIZER_FILES):
+        raise ConfigError(
+            f"model.path: {model_path} has no tokenizer: tokenizer.json is needed (or tokenizer.model, or vocab.json with merges.txt), "
+            "which the tokenizer's save_pretrained writes"
+        )
     try:
         encoder = PromptEncoder(model_path, system_prompt, chat_template_kwargs)
     except ConfigError:

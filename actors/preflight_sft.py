@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from actors.environments import Split
 from actors.models.hf import check_layout, check_model_dir
-from actors.models.memory_plan import ModelShape
+from actors.models.memory_parts import ModelShape
 from actors.preflight import PROBED_PROMPTS, check_memory, load_encoder
 from actors.rollout.examples import build_problems
 from actors.rollout.prompts import Problems, PromptEncoder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import ray
@@ -77,7 +78,8 @@ def outcomes(refs: Mapping[str, Any], *, what: str, timeout_s: float) -> Iterato
     names = {ref: name for name, ref in refs.items()}
     pending, deadline = list(names), time.monotonic() + timeout_s
     while pending:
-        done, pending = ray.wait(pending, timeout=max(0.0, deadline - time.monotonic()))
+        with signals():
+            done, pending = ray.wait(pending, timeout=max(0.0, deadline - time.monotonic()))
         for ref in done:
             try:
                 value = _value(ref, names[ref], what)
@@ -94,7 +96,8 @@ def outcomes(refs: Mapping[str, Any], *, what: str, timeout_s: float) -> Iterato
 
 def _value(ref: Any, who: str, what: str) -> Any:
     try:
-        return ray.get(ref, timeout=10)
+        with signals():
+            return ray.get(ref, timeout=10)
     except RayTaskError as error:
         raise cause(error) from error
     except ActorUnavailableError as error:
@@ -103,6 +106,17 @@ def _value(ref: Any, who: str, what: str) -> Any:
         raise ActorGoneError(f"{what}: {who} died ({_reason(error)})") from error
     except GetTimeoutError as error:
         raise ActorTimeoutError(f"{what}: the result of {who} could not be fetched within 10 s") from error
+
+
+@contextmanager
+def signals() -> Iterator[None]:
+    """Let what a signal's handler raises through as it is, such as Prefect's TerminationSignal: Ray's waits make a SystemError of it."""
+    try:
+        yield
+    except SystemError as error:
+        if error.__cause__ is None:
+            raise
+        raise error.__cause__ from None
 
 
 def cause(error: RayTaskError) -> Exception:

@@ -31,6 +31,7 @@ from actors.environments import Problem
 from actors.environments.rewards.base import Response
 from actors.environments.scoring.verdict import Verdict
 from actors.generation.types import UpdateOptions, WeightUpdate
+from actors.node import own_id
 from actors.policy.executors import Request
 from actors.policy.group import PolicyGroup
 from actors.rollout.assemble import ROLLOUT_FIELDS, TRAIN_FIELDS
@@ -104,6 +105,7 @@ class StubCollector:
                 "weight_versions": 1,
                 "reward": float(row % 3 == 0),
                 "dropped": False,
+                "masked": False,
                 "response_length": 5,
                 "truncated": False,
             }
@@ -140,6 +142,7 @@ class StubWorker:
 
     def ping(self) -> None: ...
     def ready(self) -> None: ...
+    def release_memory(self) -> None: ...
 
     def execute(self, packed: bytes) -> bytes:
         return Request.answer(packed, self._run)
@@ -156,10 +159,10 @@ class StubWorker:
             _compute(request.method, self._trained + 1)
         return metrics
 
-    def node(self) -> str:
-        return "127.0.0.1"
+    def node_id(self) -> str:
+        return own_id()
 
-    def announce(self, one_machine: bool) -> str:
+    def announce(self) -> str:
         return "nobody meets"
 
     def setup(self, place: str) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import precision_runs
 from configs import settings
 
 ROOT = Path(__file__).parent.parent
@@ -52,9 +53,9 @@ def checks(file: str, only: str = "", gpus: int = 1, alone: bool = False) -> Job
     return Job(("-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/gpu/{file}.py", *(("-k", only) if only else ())), gpus, alone, 500)
 
 
-def measures(module: str, *arguments: str, gpus: int = 1) -> Job:
+def measures(module: str, *arguments: str, gpus: int = 1, limit_s: float = 400) -> Job:
     """A benchmark."""
-    return Job(("-m", f"benchmarks.{module}", *arguments), gpus)
+    return Job(("-m", f"benchmarks.{module}", *arguments), gpus, limit_s=limit_s)
 
 
 def trains(recipe: str, *overrides: str, gpus: int = 1, alone: bool = False) -> Job:
@@ -83,17 +84,23 @@ JOBS: dict[str, Job] = {
     "checkpoint": measures("checkpoint"),
     "grpo_step": measures("grpo_step"),
     "rollout": measures("rollout"),
+    "precision": measures("precision", "--recipe", "smollm2-135m-1gpu", "--prompts", "8", "--tokens", "32"),
+    **{f"learning-{name}": measures("precision_runs", name, limit_s=580) for name in precision_runs.VARIANTS},
+    "memory-workers": measures("memory", "workers", limit_s=600),
+    "memory-runs": measures("memory", "runs", limit_s=600),
     "refit-0.5b": measures("refit", "--shapes", "0.5b", "--modes", "ipc"),
     "refit-1.5b": measures("refit", "--shapes", "1.5b", "--modes", "ipc", "--sleep-levels", "1"),
     "layouts": checks("test_layouts", gpus=2),
+    "two-nodes": checks("test_nodes", gpus=2, alone=True),
+    "memory-two-gpus": measures("memory", "two-gpus", gpus=2, limit_s=600),
     "refit-two-gpus": checks("test_refit", "(nccl and not memory) or two-gpus", gpus=2),
     "refit-memory-nccl": checks("test_refit", "memory-nccl", gpus=2, alone=True),
     "refit-nccl-0.5b": measures("refit", "--shapes", "0.5b", "--modes", "nccl", gpus=2),
     "refit-nccl-1.5b": measures("refit", "--shapes", "1.5b", "--modes", "nccl", gpus=2),
     "smollm2-sync": trains("smollm2-135m-2gpu-async", "name=smollm2-135m-2gpu-sync", "mode=sync", gpus=2, alone=True),
     "smollm2-async": trains("smollm2-135m-2gpu-async", gpus=2, alone=True),
-    "kills": kills("smollm2-135m-1gpu", "0", "1", "steps=90"),
-    "kills-async": kills("smollm2-135m-2gpu-async", "0,1", "0,1", "steps=60"),
+    "kills": kills("smollm2-135m-1gpu", "0", "1", "steps=45", "generation.enforce_eager=true"),
+    "kills-async": kills("smollm2-135m-2gpu-async", "0,1", "0,1", "steps=45", "generation.enforce_eager=true"),
 }
 
 

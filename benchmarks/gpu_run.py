@@ -29,13 +29,7 @@ from tasks.handles import RunActors
 from tasks.launch import launch, logical_gpus, stop
 
 NAMESPACE = "benchmark-gpu"
-SHAPES: dict[str, dict[str, Any]] = {
-    **train_step.SHAPES,
-    "1.5b": {
-        "kind": "qwen2", "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12,
-        "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
-    },
-}  # fmt: skip
+SHAPES = train_step.SHAPES
 
 
 def write_model(directory: Path, shape: str, longest: int) -> str:
@@ -102,11 +96,12 @@ def never_end(engines: Sequence[str]) -> None:
 
 
 class Memory:
-    """The largest use of any GPU that CUDA may see, as the driver counts it (all processes), looked at 20 times a second."""
+    """The largest use of each GPU that CUDA may see, as the driver counts it (all processes), looked at 20 times a second."""
 
     def __init__(self) -> None:
-        self._largest = 0
-        command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-lms", "50"]
+        self._largest: dict[str, int] = {}
+        self._now: dict[str, int] = {}
+        command = ["nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits", "-lms", "50"]
         if gpus := settings.get("CUDA_VISIBLE_DEVICES"):
             command.append(f"--id={gpus}")
         self._process: subprocess.Popen[str] | None = None
@@ -119,12 +114,22 @@ class Memory:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             with contextlib.suppress(ValueError):
-                self._largest = max(self._largest, int(line))
+                gpu, used = line.split(",")
+                self._now[gpu] = int(used)
+                self._largest[gpu] = max(self._largest.get(gpu, 0), int(used))
 
     def peak_gib(self) -> float:
-        """Since the last call, or the beginning. 0 without nvidia-smi."""
-        largest, self._largest = self._largest, 0
-        return round(largest / 1024, 1)
+        """Of any GPU, since the last call of one of these two, or the beginning. 0 without nvidia-smi."""
+        return max(self.peaks_gib().values(), default=0.0)
+
+    def peaks_gib(self) -> dict[str, float]:
+        """Of each GPU, by its number."""
+        largest, self._largest = self._largest, {}
+        return {gpu: round(used / 1024, 2) for gpu, used in sorted(largest.items())}
+
+    def now_gib(self) -> dict[str, float]:
+        """In use at the last look, by GPU."""
+        return {gpu: round(used / 1024, 2) for gpu, used in sorted(self._now.items())}
 
     def close(self) -> None:
         """End the look-out."""

@@ -8,10 +8,9 @@ weights are all alike, and a gradient of zeros would be a special case.
   tokens/s   of responses, over the step.
   peak       memory of the GPU in use, all processes together, from nvidia-smi.
 
-To compare with (FACTS of this project, same GPU and shape): TRL 1.16 with colocated vLLM, 512 x 256 tokens: 5.79 s, 61 GiB; 256 x 1,024:
-14.7 s, 108 GiB. `value` is the smallest ratio of TRL's seconds to ours over the sizes that ran.
+`value` is the response tokens/s of the first size. `python -m benchmarks.peers step` runs this beside TRL.
 
-    .venv/bin/python -m benchmarks.grpo_step [--sizes 32x16x256 16x16x1024] [--steps 5] [field=value ...]
+    .venv/bin/python -m benchmarks.grpo_step [--sizes 32x16x256 16x16x1024] [--engines 3] [--steps 5] [field=value ...]
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from benchmarks import gpu_run
 from configs.loader import load
 from configs.run import RunConfig
 
-TRL_S = {"32x16x256": 5.79, "16x16x1024": 14.7}
+SIZES = ("32x16x256", "16x16x1024")
 WARM_UP = 3
 MICRO_BATCH, PROMPT = 16384, 16  # tokens: about, and at most
 ENGINES = 3  # so small a model is bound by vLLM's host: several engines on the GPU have several hosts
@@ -96,7 +95,7 @@ def step(config: RunConfig, plane: DataPlane, engines: list[str], number: int) -
 
 
 def measure(config: RunConfig, shape: str, steps: int, memory: gpu_run.Memory) -> dict[str, Any]:
-    """Median over the steps after `WARM_UP` others."""
+    """Medians over the steps after `WARM_UP` others, and the seconds of each."""
     with tempfile.TemporaryDirectory() as directory:
         model = gpu_run.write_model(Path(directory), shape, 2048)
         with gpu_run.running(config, model) as actors:
@@ -112,28 +111,33 @@ def measure(config: RunConfig, shape: str, steps: int, memory: gpu_run.Memory) -
                 print("  ".join(f"{name} {value:.3f}" for name, value in rows[-1].items()), flush=True)
             peak = memory.peak_gib()
     row = gpu_run.medians(rows[WARM_UP:])
-    return row | {"peak_gib": peak, "tokens_per_s": round(row["response_tokens"] / row["step"])}
+    return row | {
+        "steps_s": [round(one["step"], 3) for one in rows[WARM_UP:]],
+        "peak_gib": peak,
+        "tokens_per_s": round(row["response_tokens"] / row["step"]),
+    }
 
 
 def main() -> None:
     """Measure every size and print the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", default=list(TRL_S), help="prompts x responses x tokens")
+    parser.add_argument("--sizes", nargs="+", default=SIZES, help="prompts x responses x tokens")
     parser.add_argument("--shape", choices=gpu_run.SHAPES, default="smollm2-135m")
+    parser.add_argument("--engines", type=int, default=ENGINES)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("overrides", nargs="*", metavar="field=value")
     options = parser.parse_args()
-    configs = {size: configure(size, options.overrides) for size in options.sizes}  # all of them, before minutes go into the first
+    configs = {
+        size: configure(size, options.overrides, options.engines) for size in options.sizes
+    }  # all of them, before minutes go into the first
     memory = gpu_run.Memory()
     found = {}
     for size, config in configs.items():
         found[size] = measure(config, options.shape, options.steps, memory)
-        if size in TRL_S:
-            found[size]["trl_to_ours"] = round(TRL_S[size] / found[size]["step"], 2)
         print(size, json.dumps(found[size]), flush=True)
     memory.close()
-    value = min((row["trl_to_ours"] for row in found.values() if "trl_to_ours" in row), default=0.0)
-    print(json.dumps({"name": "grpo_step", "value": value, "unit": "TRL seconds / ours", "detail": found}))
+    value = found[options.sizes[0]]["tokens_per_s"]
+    print(json.dumps({"name": "grpo_step", "value": value, "unit": f"response tokens/s, {options.sizes[0]}", "detail": found}))
 
 
 if __name__ == "__main__":

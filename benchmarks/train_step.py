@@ -9,7 +9,7 @@ calls and through the compiled Ray graph as well.
 `value` is the smallest eager / graphs time of a train step at 2,048 tokens per micro-batch or fewer (null unless both ran); `detail` has
 the smallest at any size, and the best model TFLOP/s over the matrix product's.
 
-    .venv/bin/python -m benchmarks.train_step [--shape tiny|0.5b|smollm2-135m] [--impl none full_iteration] [--ray]
+    .venv/bin/python -m benchmarks.train_step [--shape tiny|0.5b|smollm2-135m|1.5b] [--impl none full_iteration] [--ray]
         [--tokens 256 512 1024 2048 4096] [--lengths 256 1024 4096]
 """
 
@@ -60,8 +60,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         "kind": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
         "num_key_value_heads": 3, "vocab_size": 49152, "tie_word_embeddings": True,
     },
+    "1.5b": {
+        "kind": "qwen2", "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12,
+        "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
+    },
 }  # fmt: skip
-FIELDS = ("input_ids", "token_mask", "sample_mask", "generation_logprobs", "advantages", "policy_logprobs", "warm_up_logprobs")
+LOGPROBS = ("generation_logprobs", "policy_logprobs", "reference_logprobs")
+FIELDS = ("input_ids", "token_mask", "sample_mask", "advantages", *LOGPROBS, "warm_up_logprobs")
 
 
 def main() -> None:
@@ -234,7 +239,7 @@ def batch(plane: MemoryPlane, case: Case, partition: str) -> BatchPlan:
         "sample_mask": [torch.tensor(1.0)] * len(lengths),
         "advantages": [torch.randn(()) for _ in lengths],
     }
-    columns |= {name: [torch.full((length,), -6.0) for length in lengths] for name in ("generation_logprobs", "policy_logprobs")}
+    columns |= {name: [torch.full((length,), -6.0) for length in lengths] for name in LOGPROBS}
     return plan_batch(plane.put(meta, columns), case.batching(), data_parallel=1)
 
 

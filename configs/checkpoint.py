@@ -18,7 +18,9 @@ class CheckpointConfig(StrictModel):
     keep_last: PositiveInt = Field(2, description="The newest that stay.")
     keep_every: PositiveInt | None = Field(None, description="Those of every so many steps stay as well.")
     keep_best: bool = Field(True, description="The one with the best validation stays as well.")
-    inputs: bool = Field(True, description="grpo: keep what each step was made from, back to the oldest checkpoint, for flows.replay.")
+    inputs: bool = Field(
+        True, description="grpo: keep what each step was made from, about 25 B a token, back to the oldest checkpoint, for flows.replay."
+    )
     timeout_s: PositiveFloat = Field(1800.0, description="Longest wait until a checkpoint's files are written, or read.")
     grace_s: PositiveFloat = Field(
         25.0, description="SIGTERM: so long the present step may go on, to be saved; then the run ends at once. Prefect kills after 30 s."

@@ -11,7 +11,7 @@ from typing import Any
 # Blocks and fields that decide what is learned. `steps` may grow: the learning rate then follows the new length.
 _KEPT = (
     "flow", "seed", "mode", "model", "environment", "rewards", "scoring.on_timed_out", "scoring.on_failed", "rollout", "warm_start",
-    "asynchronous", "policy.loss", "policy.optimizer", "policy.updates_per_step", "data", "batch_size",
+    "asynchronous", "policy.loss", "policy.teacher", "policy.optimizer", "policy.updates_per_step", "data", "batch_size",
 )  # fmt: skip
 
 

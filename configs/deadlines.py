@@ -15,22 +15,25 @@ DATA_PLANE_GRACE_S = 15.0  # past all deadlines of a request, which it keeps its
 SCORING_START_S = 260.0  # a scoring process imports its verifiers, and constructs a user's: actors/environments/scoring/pool.py
 LEDGER_CALL_S = 60.0  # for an answer of the ledger, beyond what it was asked to wait
 ENGINE_HEALTH_S = 30.0  # for an engine's health, whatever it does: a thread of its own answers, but machines are shared
-_WARM_UP_CALLS = 8  # stages times passes, at most
 _WEIGHT_EXPORTS = 2
 
 
 @dataclass(frozen=True)
 class Deadlines:
     """Attributes:
-    generation, scoring, data_plane, policy: as configured. updates: optimizer steps of one train stage. engines: their number.
+    generation, scoring, data_plane, policy: as configured. files: until those of a checkpoint are written or read, as configured.
+    updates: optimizer steps of one train stage. engines: their number.
+    warm_up_passes: calls to the workers before step 1: stages times passes.
     """
 
     generation: float = 0.0
     scoring: float = 0.0
     data_plane: float = 0.0
     policy: float = 0.0
+    files: float = 0.0
     updates: int = 1
     engines: int = 1
+    warm_up_passes: int = 2
 
     @property
     def data_plane_call(self) -> float:
@@ -59,18 +62,23 @@ class Deadlines:
 
     @property
     def rollout(self) -> float:
-        """The flow's wait for a synchronous rollout: responses, verdicts, two puts, and the engines' sleep."""
-        return self.engine_call + self.score + 2 * self.data_plane_call + self.engine_call + GRACE_S
+        """The flow's wait for one batch of a synchronous rollout: responses, verdicts, and two puts."""
+        return self.engine_call + self.score + 2 * self.data_plane_call + GRACE_S
+
+    @property
+    def sleep(self) -> float:
+        """The flow's wait for the collector to let the engines sleep."""
+        return self.engine_call + GRACE_S
 
     @property
     def turn(self) -> float:
-        """The collector's wait for the end of its loop's turn: requests to the engines and their sleep, a put, calls of the ledger."""
-        return 2 * self.engine_call + self.data_plane_call + 3 * LEDGER_CALL_S + GRACE_S
+        """The collector's wait for the end of its loop's turn: requests to the engines, a put, calls of the ledger."""
+        return self.engine_call + self.data_plane_call + 3 * LEDGER_CALL_S + GRACE_S
 
     @property
     def cut(self) -> float:
-        """The flow's wait for the collector's cut (a turn, then a get), or its restore (a clear, a put, a call of the ledger)."""
-        return self.turn + 2 * self.data_plane_call + LEDGER_CALL_S + GRACE_S
+        """The flow's wait for the collector's cut (a turn, a get), or its restore (a clear, a put, a call of the ledger); and its files."""
+        return self.turn + 2 * self.data_plane_call + LEDGER_CALL_S + self.files + GRACE_S
 
     @property
     def validation(self) -> float:
@@ -99,9 +107,19 @@ class Deadlines:
         return max(self.train, self.refit, self.policy) + GRACE_S
 
     @property
+    def warm_up(self) -> float:
+        """The flow's wait for the policy's warm-up: a put, the passes, a clear; then the workers give memory back, and are ready."""
+        return self.warm_up_passes * self.workers + 2 * self.data_plane_call + 2 * self.policy + GRACE_S
+
+    @property
+    def policy_start(self) -> float:
+        """The policy group's start: its workers say where they are and meet, rank 0 announces, they build the model; then the warm-up."""
+        return 3 * self.policy + self.warm_up
+
+    @property
     def start(self) -> float:
-        """The flow's wait for all actors to be ready."""
-        return max(self.engine_call, _WARM_UP_CALLS * self.workers, SCORING_START_S) + GRACE_S
+        """The flow's wait for all actors to be ready, each of which bounds its own start."""
+        return max(self.engine_call, self.policy_start, SCORING_START_S) + GRACE_S
 
     @property
     def clear(self) -> float:

@@ -12,6 +12,7 @@ from configs.environment import EnvironmentConfig
 from configs.redaction import Url
 from configs.rollout import GenerationConfig
 from configs.run import BaseConfig, RayConfig, ScoredConfig
+from configs.trackers import TENSORBOARD, Trackers
 from configs.validation import OWN_SET
 
 _ALL = 2**31 - 1
@@ -29,8 +30,8 @@ class EvaluateConfig(BaseConfig, ScoredConfig):
     """Everything that `evaluate` needs. With a `baseline` both models answer the same problems with the same seeds."""
 
     flow: Literal["evaluate"] = "evaluate"
-    model: str = Field(description="Directory of the model in Hugging Face format, as a run writes it: runs/latest/hf.")
-    baseline: str | None = Field(None, description="Directory of a model to compare with.")
+    model: Url = Field(description="The model, as `model.path` of a run names it; a run writes one to runs/latest/hf.")
+    baseline: Url | None = Field(None, description="A model to compare with.")
     problems: Url | None = Field(
         None, description="A frozen set in place of the environment's: a data set with the environment's `fields`, by path or fsspec URL."
     )
@@ -38,6 +39,7 @@ class EvaluateConfig(BaseConfig, ScoredConfig):
     generation: GenerationConfig = GenerationConfig()
     ray: RayConfig = RayConfig()
     logged_samples: PositiveInt = Field(8, description="Answers that the report shows; answers-*.jsonl holds all of them.")
+    trackers: Trackers = Field(TENSORBOARD, description="Where metrics and samples go besides the run's directory: docs/trackers.md.")
 
     @model_validator(mode="after")
     def _validation_fits(self) -> Self:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import re
+import sysconfig
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import AfterValidator
@@ -26,6 +29,17 @@ def one_of(known: Sequence[str], what: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def said(error: BaseException) -> str:
+    """In one line what a user's code raised, and the line of it: the innermost that is not of an installed package, if there is one."""
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
+    installed = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+    ours = str(Path(__file__).parents[1] / "actors"), str(Path(__file__).parent)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(("<", *installed, *ours))]
+    return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text
+
+
 def imported(path: str, field: str) -> Any:
     """The object at `package.module:Name`.
 
@@ -36,7 +50,7 @@ def imported(path: str, field: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's module may raise anything, and a script exits)
-        raise ConfigError(f"{field}: cannot import {path!r}: {type(error).__name__}: {error}") from None
+        raise ConfigError(f"{field}: cannot import {path!r}: {said(error)}") from None
     if not hasattr(module, name):
         hint = did_you_mean(name, dir(module), "name a class or function of it")
         raise ConfigError(f"{field}: cannot import {path!r}: {module_name} has no {name!r}; {hint}")

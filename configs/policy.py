@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -10,9 +10,9 @@ from configs.base import StrictModel
 from configs.batching import BatchingConfig
 from configs.compiled_graph import CompiledGraphConfig
 from configs.cuda_graph import CudaGraphConfig, refuse_old_names
-from configs.import_path import one_of
+from configs.loss import PREFERENCE, LossConfig
+from configs.model import TeacherConfig
 
-OBJECTIVES, ADVANTAGES = ("grpo",), ("group_relative",)  # of rollouts
 _MOST_LENGTHS = 32  # MCore: the lru_cache of RotaryEmbedding.forward
 
 
@@ -56,7 +56,7 @@ class OptimizerConfig(StrictModel):
     decay_style: Literal["constant", "linear", "cosine"] = "constant"  # MCore: lr_decay_style
     weight_decay: NonNegativeFloat = 0.0
     beta1: float = Field(0.9, ge=0, lt=1)  # MCore: adam_beta1
-    beta2: float = Field(0.95, ge=0, lt=1)  # MCore: adam_beta2
+    beta2: float = Field(0.999, ge=0, lt=1)  # MCore: adam_beta2
     eps: PositiveFloat = 1e-8  # MCore: adam_eps
     clip_grad: NonNegativeFloat = Field(1.0, description="Largest global gradient norm; 0 switches clipping off.")
 
@@ -77,29 +77,22 @@ class OptimizerConfig(StrictModel):
         return self.model_copy(update={"decay_steps": max(updates, self.warmup_steps + 1)})
 
 
-class LossConfig(StrictModel):
-    """What rollouts are trained for: the clipped GRPO objective (DeepSeekMath, arXiv 2402.03300, eq. 3) and its usual variants."""
+class LossScaleConfig(StrictModel):
+    """float16: the loss is multiplied before the backward pass, lest gradients vanish, by a factor that follows from their overflows.
 
-    objective: Annotated[str, one_of(OBJECTIVES, "objective")] = Field(
-        "grpo", description="grpo, or package.module:Class of your own (actors/policy/objectives/base.py)."
-    )
-    advantages: Annotated[str, one_of(ADVANTAGES, "advantage function")] = Field(
-        "group_relative", description="group_relative, or package.module:function of your own (actors/policy/objectives/advantages.py)."
-    )
-    clip_low: PositiveFloat = Field(0.2, description="Ratio is clipped to [1 - clip_low, 1 + clip_high].")
-    clip_high: PositiveFloat = 0.2
-    kl_coef: NonNegativeFloat = Field(0.0, description="Weight of the k3 KL estimate against the reference; 0 skips ref_logprob.")
-    aggregation: Literal["token_mean", "sequence_mean"] = Field(
-        "token_mean", description="token_mean: over all response tokens (DAPO); sequence_mean: over responses of each one's token mean."
-    )
-    normalize_advantages: bool = Field(True, description="Divide by the group's standard deviation; False is Dr. GRPO.")
-    importance_sampling: Literal["none", "token", "sequence"] = Field(
-        "none", description="Weight tokens by the policy's over the generating engine's probability: of each token, or of its response."
-    )
-    importance_cap: float = Field(2.0, ge=1, allow_inf_nan=False, description="Largest such weight (truncated importance sampling).")
-    max_sequence_logprob_error: PositiveFloat | None = Field(
-        None, description="Leave a response out whose mean |policy - generation log-probability| is above this; default: none is."
-    )
+    MCore: DynamicGradScaler. A step whose gradients overflow is not made, halves the factor, and counts as one of `skipped_steps`.
+    """
+
+    initial: PositiveFloat = 65536.0  # MCore: initial_loss_scale
+    minimum: PositiveFloat = Field(1.0, description="An overflow at this factor is no rounding any more: as a gradient that is not finite.")
+    growth_steps: PositiveInt = Field(200, description="Steps in a row without an overflow, after which the factor doubles.")
+    hysteresis: PositiveInt = Field(1, description="Overflows, not undone by a growth, from which on each halves the factor.")
+
+    @model_validator(mode="after")
+    def _begins_above_its_minimum(self) -> Self:
+        if self.minimum > self.initial:
+            raise ValueError(f"minimum ({self.minimum:g}) is above initial ({self.initial:g})")
+        return self
 
 
 class PolicyConfig(StrictModel):
@@ -108,14 +101,23 @@ class PolicyConfig(StrictModel):
     parallel: ParallelConfig = ParallelConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     loss: LossConfig = LossConfig()
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    loss_scale: LossScaleConfig = LossScaleConfig()
+    rounding: Literal["nearest", "stochastic"] = Field(
+        "nearest", description="How the bfloat16 working copy, of trainer and engines, comes from the float32 masters (an experiment)."
+    )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     batching: BatchingConfig = BatchingConfig()
     updates_per_step: PositiveInt = Field(1, description="Optimizer steps per rollout; above 1 the batch is split (off-policy).")
     compiled_graph: CompiledGraphConfig = CompiledGraphConfig()
     cuda_graph: CudaGraphConfig = CudaGraphConfig()
     recompute_logprobs: Literal["auto", "always"] = Field(
-        "auto", description="auto: skip the logprob stage when there is one update per rollout: the training pass computes the same."
+        "auto",
+        description="auto: skip the logprob stage when there is one update per rollout (the training pass computes the same), unless "
+        "rewards need it (policy.loss.kl_in).",
+    )
+    teacher: TeacherConfig | None = Field(
+        None, description="The reference of the KL penalty (on-policy distillation); default: the policy's weights before its first step."
     )
     fetch: Literal["auto", "independent", "leader_broadcast"] = Field(
         "auto",
@@ -130,13 +132,39 @@ class PolicyConfig(StrictModel):
         return values
 
     @model_validator(mode="after")
+    def _rounding_has_a_grid(self) -> Self:
+        if self.rounding == "stochastic" and self.dtype != "bfloat16":
+            raise ValueError(f"rounding 'stochastic' is for dtype bfloat16; dtype is {self.dtype!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _teacher_is_asked(self) -> Self:
+        if self.teacher is not None and (why := self.why_no_ref_logprob()):
+            raise ValueError(f"teacher would never be asked ({why}): set policy.loss.kl_coef, or leave the teacher out")
+        if self.has_candidates:
+            self._kl_is_exact()
+        return self
+
+    def _kl_is_exact(self) -> None:
+        """With teacher.top_k: what is about an estimate, or wants one, is not set (loss.kl_gradient corrected is what it has anyhow)."""
+        loss = self.loss
+        if loss.objective == PREFERENCE:
+            raise ValueError(f"teacher.top_k has no effect with loss.objective {PREFERENCE}, which has no KL term: leave it out")
+        if loss.kl_in_reward:
+            raise ValueError("teacher.top_k gives the KL in the loss a gradient, and loss.kl_in is reward: leave one of them out")
+        if loss.kl_estimator != LossConfig.model_fields["kl_estimator"].default:
+            raise ValueError("loss.kl_estimator has no effect with teacher.top_k, with which the KL is no estimate: leave it out")
+        if self.parallel.context > 1:
+            raise ValueError("teacher.top_k does not work with parallel.context above 1: leave one of them out")
+
+    @model_validator(mode="after")
     def _context_fits(self) -> Self:
         if self.parallel.context == 1:
             return self
         named = f"parallel.context {self.parallel.context}"
         for name, value, wanted in (
             ("device", self.device, ("auto", "cuda")),
-            ("dtype", self.dtype, ("bfloat16",)),  # float32 runs on Megatron's own attention, which has no context parallelism
+            ("dtype", self.dtype, ("bfloat16", "float16")),  # float32 runs on Megatron's own attention, which has no context parallelism
             ("cuda_graph.impl", self.cuda_graph.impl, ("none",)),
         ):
             if value not in wanted:
@@ -179,13 +207,24 @@ class PolicyConfig(StrictModel):
 
     def why_no_logprob(self) -> str | None:
         """The reason to skip the logprob stage, or None when it is needed."""
-        if self.recompute_logprobs == "auto" and self.updates_per_step == 1:
+        if self.recompute_logprobs == "auto" and self.updates_per_step == 1 and not self.loss.kl_in_reward:
             return "one update per rollout: the training pass computes the same log-probabilities"
         return None
 
     def why_no_ref_logprob(self) -> str | None:
         """The reason to skip the ref_logprob stage, or None when it is needed."""
-        return None if self.loss.kl_coef > 0 else "policy.loss.kl_coef is 0: no KL term, no reference"
+        reads = self.loss.reads_reference or self.loss.objective == PREFERENCE
+        return None if reads else "policy.loss.kl_coef is 0: no KL term, no reference"
+
+    @property
+    def has_candidates(self) -> bool:
+        """Whether the teacher says of several tokens at each position how probable it holds them."""
+        return self.teacher is not None and self.teacher.top_k is not None
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether weights of the policy itself are its reference, and part of its state."""
+        return self.why_no_ref_logprob() is None and self.teacher is None
 
 
 class WarmStartConfig(StrictModel):

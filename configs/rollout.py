@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from configs.base import StrictModel
 
@@ -18,7 +18,34 @@ class RolloutConfig(StrictModel):
     temperature: PositiveFloat = 1.0
     top_p: float = Field(1.0, gt=0, le=1)
     validation_temperature: NonNegativeFloat = Field(0.0, description="0 is greedy.")
-    dynamic_sampling: bool = Field(False, description="Drop groups whose rewards are all equal: they have no gradient (DAPO).")
+    dynamic_sampling: bool = Field(
+        False,
+        description="Leave out groups whose rewards are all equal, as they have no gradient, and generate others in their place (DAPO).",
+    )
+    max_num_gen_batches: PositiveInt = Field(  # verl: algorithm.filter_groups.max_num_gen_batches
+        4,
+        description="With dynamic_sampling: most batches of groups that a step generates, the first included, each as large as what the "
+        "ones before it leave missing. After the last, the step trains on fewer groups.",
+    )
+
+    overlong_filtering: bool = Field(  # trl: mask_truncated_completions
+        False,
+        description="Leave responses that max_new_tokens cut off out of the loss; their rewards still count in their group (DAPO).",
+    )
+
+    @property
+    def most_gen_batches(self) -> int:
+        """Batches of groups that a step generates at most."""
+        return self.max_num_gen_batches if self.dynamic_sampling else 1
+
+    @model_validator(mode="after")
+    def _batches_fit(self) -> Self:
+        if not self.dynamic_sampling and self.max_num_gen_batches not in (1, type(self).model_fields["max_num_gen_batches"].default):
+            raise ValueError(
+                f"max_num_gen_batches ({self.max_num_gen_batches}) has no effect without dynamic_sampling: leave it out, or set "
+                "dynamic_sampling to true"
+            )
+        return self
 
     @field_validator("responses_per_prompt")
     @classmethod
@@ -39,7 +66,6 @@ class GenerationConfig(StrictModel):
     max_model_len: PositiveInt | None = Field(None, description="Default: the model's context length.")
     max_num_seqs: PositiveInt = 256
     tensor_parallel_size: PositiveInt = 1
-    gpu_memory_utilization: float = Field(0.5, gt=0, le=1)
     kv_cache_gib: PositiveFloat = 1.0  # vLLM: VLLM_CPU_KVCACHE_SPACE on a CPU, kv_cache_memory_bytes on a GPU
     sleep_level: Literal[0, 1, 2] = Field(  # vLLM: enable_sleep_mode, and sleep(level)
         0,

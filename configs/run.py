@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from configs.base import StrictModel, did_you_mean
 from configs.checkpoint import CheckpointConfig, EngineRecoveryConfig, RecoveryConfig
 from configs.deadlines import Deadlines
 from configs.environment import EnvironmentConfig
 from configs.guards import GuardsConfig
-from configs.model import ModelConfig
+from configs.loss import PREFERENCE
+from configs.model import ModelConfig, TeacherConfig
 from configs.policy import OptimizerConfig, PolicyConfig, WarmStartConfig
-from configs.redaction import Url
+from configs.redaction import Url, redacted
 from configs.rewards import OWN_REWARDS, AnyReward, LengthReward, ScoringConfig
 from configs.rollout import GenerationConfig, RolloutConfig
 from configs.staleness import AsyncConfig
+from configs.trackers import TENSORBOARD, Trackers
 from configs.validation import ValidationConfig
 
 
@@ -38,15 +42,36 @@ class RayConfig(StrictModel):
     address: str | None = Field(None, description="host:port or ray://...; default: RAY_ADDRESS, else a cluster of its own.")
     num_cpus: PositiveInt | None = Field(None, description="Logical CPUs of a cluster of its own; default: what the actors ask for.")
     object_store_mib: PositiveInt = 256
+    strategy: Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"] = Field(  # ray: placement_group(strategy)
+        "SPREAD", description="Of several nodes: how tensor-parallel groups and engines, each whole on one, are dealt over them."
+    )
+
+
+LATEST = "latest"  # in `output_dir`, the link to the newest run
+
+
+def _not_latest(name: str) -> str:
+    if name == LATEST:
+        raise ValueError(f"{name!r} is the link to the newest run: give the run another name")
+    return name
+
+
+def _local(path: str) -> str:
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", path):
+        raise ValueError(
+            f"{redacted(repr(path))} is a URL: runs are written to a disk or a shared mount; checkpoints go to object stores "
+            "by checkpoint.url"
+        )
+    return path
 
 
 class BaseConfig(StrictModel):
     """What a recipe of any flow has."""
 
     flow: str
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: Annotated[str, AfterValidator(_not_latest)] = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     seed: NonNegativeInt = 0
-    output_dir: str = "runs"
+    output_dir: Annotated[str, AfterValidator(_local)] = "runs"
 
 
 class BaseRunConfig(BaseConfig):
@@ -64,25 +89,38 @@ class BaseRunConfig(BaseConfig):
     policy: PolicyConfig = PolicyConfig()
     data_plane: DataPlaneConfig = DataPlaneConfig()
     ray: RayConfig = RayConfig()
+    trackers: Trackers = Field(TENSORBOARD, description="Where metrics and samples go besides the run's directory: docs/trackers.md.")
 
     @property
     def deadlines(self) -> Deadlines:
         """Of everything that a run of this configuration waits for."""
-        return Deadlines(data_plane=self.data_plane.timeout_s, policy=self.policy.call_timeout_s, updates=self.policy.updates_per_step)
+        policy, graph = self.policy, self.policy.cuda_graph
+        passes = 1 if graph.impl == "none" else graph.warmup_steps + 1
+        return Deadlines(
+            data_plane=self.data_plane.timeout_s,
+            policy=policy.call_timeout_s,
+            files=self.checkpoint.timeout_s,
+            updates=policy.updates_per_step,
+            warm_up_passes=2 * passes,  # log-probabilities, training
+        )
 
 
 class ScoredConfig(StrictModel):
     """What a run has that pays for responses."""
 
     environment: EnvironmentConfig = EnvironmentConfig()
-    rewards: tuple[AnyReward, ...] = Field((), description="Each with a weight; default: the verifier that belongs to the environment.")
+    rewards: tuple[AnyReward, ...] = Field(
+        (), description="Each with a weight; without any, or with `length` alone, the verifier that belongs to the environment comes first."
+    )
     scoring: ScoringConfig = ScoringConfig()
     validation: ValidationConfig = ValidationConfig()
 
     @property
     def paid(self) -> tuple[AnyReward, ...]:
-        """The rewards of this run: what the recipe lists; where it lists none, the verifiers that belong to its environment."""
-        return self.rewards or tuple(OWN_REWARDS[kind] for kind in self.source.kinds)
+        """The rewards of this run: what the recipe lists; where nothing of that judges answers, the environment's verifiers before it."""
+        if any(not isinstance(reward, LengthReward) for reward in self.rewards):
+            return self.rewards
+        return (*(OWN_REWARDS[kind] for kind in self.source.kinds), *self.rewards)
 
     @property
     def source(self) -> EnvironmentConfig:
@@ -159,10 +197,89 @@ class RunConfig(BaseRunConfig, ScoredConfig):
     def samples_per_step(self) -> int:
         return self.rollout.prompts_per_step * self.rollout.responses_per_prompt
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fixed_length(cls, values: Any) -> Any:
+        """Responses are divided by the most tokens that they may have, unless the recipe says by how many."""
+        match values:
+            case {"policy": {"loss": {"aggregation": "fixed_length", **loss} as whole} as policy} if loss.get("aggregation_length") is None:
+                longest = (values.get("rollout") or {}).get("max_new_tokens", RolloutConfig.model_fields["max_new_tokens"].default)
+                return {**values, "policy": {**policy, "loss": {**whole, "aggregation_length": longest}}}
+        return values
+
+    @model_validator(mode="after")
+    def _learns_from_rewards(self) -> Self:
+        if self.policy.loss.objective == PREFERENCE:
+            raise ValueError(
+                f"policy.loss.objective {PREFERENCE} learns from pairs of a file: it is of the flow sft, with data.rejected_field"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _sources_are_there(self) -> Self:
+        names, teacher = [source.name for source in self.environment.sources], self.policy.teacher
+        for setting, given in (("loss", self.policy.loss.sources), ("teacher", teacher.sources if teacher else {})):
+            for name in given:
+                if name not in names:
+                    hint = did_you_mean(name, names, f"they are {', '.join(names)}" if names else "it has none", cutoff=0.4)
+                    raise ValueError(f"policy.{setting}.sources: {name!r} is no name in environment.sources; {hint}")
+        if teacher is not None and teacher.sources:
+            self._each_is_taught(teacher, names)
+        return self
+
+    def _each_is_taught(self, teacher: TeacherConfig, names: Sequence[str]) -> None:
+        """By one teacher where there is a KL term; and each teacher teaches."""
+        wanted = {name for name in names if self.policy.loss.coefficient("kl", name) > 0}
+        if idle := [name for name in teacher.sources if name not in wanted]:
+            raise ValueError(
+                f"policy.teacher.sources.{idle[0]} would never be asked: policy.loss.sources.{idle[0]}.kl_coef is 0: raise it, or leave "
+                "the teacher out"
+            )
+        others = sorted(wanted.difference(teacher.sources))
+        if others and teacher.path is None:
+            raise ValueError(
+                f"policy.teacher.sources has no teacher for {others[0]!r}, whose KL term wants one: name it, set policy.teacher.path for "
+                f"all others, or policy.loss.sources.{others[0]}.kl_coef=0"
+            )
+        if teacher.path is not None and not others:
+            raise ValueError(
+                "policy.teacher.path would never be asked, as policy.teacher.sources names a teacher for every source: leave it out"
+            )
+
+    @model_validator(mode="after")
+    def _weights_of_what_was_sampled(self) -> Self:
+        how = self.policy.loss.importance_sampling
+        if self.rollout.top_p < 1 and how in ("sequence", "geometric"):
+            raise ValueError(
+                f"rollout.top_p ({self.rollout.top_p:g}) and policy.loss.importance_sampling {how}: the engine's probabilities are of the "
+                "tokens that top_p left, the policy's of all tokens, so a response's weight falls with its length towards 0: set "
+                "rollout.top_p=1 or importance_sampling=none"
+            )
+        return self
+
+    @property
+    def trained_multiple(self) -> int | None:
+        """What the rows of a step must divide by once dynamic sampling has left groups out; None: none is left out."""
+        return self.policy.parallel.data * self.policy.updates_per_step if self.rollout.dynamic_sampling else None
+
     @property
     def gpus_apart(self) -> int:
         """GPUs for every engine and every policy worker to have its own."""
         return self.generation.num_engines * self.generation.tensor_parallel_size + self.policy.parallel.world_size
+
+    def placement_on(self, gpus: int) -> Literal["cpu", "colocated", "separate"]:
+        """`placement`, where it is auto as so many GPUs allow."""
+        if self.placement != "auto":
+            return self.placement
+        if gpus == 0 or self.policy.device == "cpu":
+            return "cpu"
+        return "separate" if gpus >= self.gpus_apart or not self.may_share_gpus else "colocated"
+
+    @property
+    def may_share_gpus(self) -> bool:
+        """Whether each GPU can have an engine and a worker, or a single one several engines and a worker."""
+        engines, workers = self.generation.num_engines, self.policy.parallel.world_size
+        return self.generation.tensor_parallel_size == 1 and (engines == workers or workers == 1)
 
     @property
     def optimizer(self) -> OptimizerConfig:
@@ -185,13 +302,24 @@ class RunConfig(BaseRunConfig, ScoredConfig):
     def _guards_see_something(self) -> Self:
         if self.guards.kl is not None and (why := self.policy.why_no_ref_logprob()):
             raise ValueError(f"guards.kl would never trip ({why}): set policy.loss.kl_coef, or leave the guard out")
+        if self.guards.kl is not None and self.policy.loss.kl_in_reward:
+            raise ValueError("guards.kl would never trip: it sees the KL in the loss, and policy.loss.kl_in is reward: leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _groups_without_variance(self) -> Self:
+        if self.rollout.dynamic_sampling and self.policy.loss.advantages == "reinforce":
+            raise ValueError(
+                "rollout.dynamic_sampling leaves groups of equal rewards out because they have no gradient, and with "
+                "policy.loss.advantages reinforce they have one: set rollout.dynamic_sampling=false"
+            )
         return self
 
     @model_validator(mode="after")
     def _lengths_fit(self) -> Self:
         for reward in self.rewards:
             most = self.rollout.max_new_tokens
-            if isinstance(reward, LengthReward) and reward.max_tokens is None and reward.cache_tokens > most:
+            if isinstance(reward, LengthReward) and reward.max_tokens is None and (reward.cache_tokens or 0) > most:
                 raise ValueError(f"rewards.{reward.label}.cache_tokens ({reward.cache_tokens}) is above rollout.max_new_tokens ({most})")
         return self
 

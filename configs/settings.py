@@ -18,6 +18,8 @@ OFFLINE: Mapping[str, str] = {
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TRANSFORMERS_OFFLINE": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "WANDB_ERROR_REPORTING": "false",
 }
 # What the parts need to work together (the reason stands beside each).
 RUNTIME: Mapping[str, str] = {
@@ -36,11 +38,26 @@ RUNTIME: Mapping[str, str] = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # keep CUDA_VISIBLE_DEVICES as the user set it for CPU actors
     "TOKENIZERS_PARALLELISM": "false",  # forked Ray workers warn otherwise
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+    # Of the server that Prefect starts for a flow that is called without one (in a notebook): its 20 s are too few on a busy machine.
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "300",
+    # A tracker's outbox repeats by itself, and says so; by default one call to a server that is away may take minutes.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",  # they would break the run's own line in the terminal
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "WANDB_SILENT": "true",  # likewise; and nobody is asked for a key in the midst of a run
 }
+
+# Of runs whose reports somebody serves: the directory in which a run links to its own, and the URL of the server (flows/service/pages.py).
+PAGES, PAGES_URL = "GRPO_FLOWS_PAGES", "GRPO_FLOWS_PAGES_URL"
+
+
+_OURS = "GRPO_FLOWS_DEFAULTS"  # names of variables that nobody but us has set, for this process and its children
 
 
 def apply_defaults() -> None:
     """Set `OFFLINE` and `RUNTIME` for this process and its children where the user set nothing. Call before importing ray or prefect."""
+    os.environ.setdefault(_OURS, ",".join(name for name in OFFLINE if name not in os.environ))
     for name, value in {**OFFLINE, **RUNTIME}.items():
         os.environ.setdefault(name, value)
     if ray_token_exists():  # clusters that Ray starts then ask for it; whoever joins one must send it
@@ -69,6 +86,11 @@ def ray_token_exists() -> bool:
 def get(name: str) -> str | None:
     """One environment variable, or None when it is unset or empty."""
     return os.environ.get(name) or None
+
+
+def lifted(*names: str) -> dict[str, str]:
+    """Off, for a child process: those of these `OFFLINE` switches that are on because of `apply_defaults`, and not by the user's will."""
+    return {name: "0" for name in names if name in (get(_OURS) or "").split(",")}
 
 
 def set_for_process(**values: str) -> None:

@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from configs.base import StrictModel
 from configs.environment import EnvironmentConfig
-from configs.policy import LossConfig
+from configs.loss import PREFERENCE, LossConfig
 from configs.redaction import Url
 from configs.run import BaseRunConfig
 from configs.secrets import gather
@@ -26,6 +26,9 @@ class SupervisedDataConfig(StrictModel):
     split: float | None = Field(None, gt=0, lt=1, description="Instead of `validation`: this fraction of `train`, drawn by the seed.")
     prompt_field: str = Field("prompt", description="files: the JSON key or Parquet column of the prompt.")
     response_field: str = Field("response", description="files: the JSON key or Parquet column of the response.")
+    rejected_field: str | None = Field(
+        None, description="files: the key or column of a response to which that of response_field is preferred; for objective dpo."
+    )
     system_prompt: str | None = Field(None, description="files: sent before the prompt when the tokenizer has a chat template.")
     environment: EnvironmentConfig | None = Field(None, description="Instead of files: see configs/environment.py.")
     max_tokens: PositiveInt | None = Field(None, description="Most tokens of prompt and response; default: what model and batching hold.")
@@ -46,7 +49,7 @@ class SupervisedDataConfig(StrictModel):
         if (self.train is None) == (self.environment is None):
             raise ValueError("set one of `train` (a file) and `environment`")
         if self.environment is not None:
-            of_files = ("validation", "split", "prompt_field", "response_field", "system_prompt")
+            of_files = ("validation", "split", "prompt_field", "response_field", "rejected_field", "system_prompt")
             if extra := [name for name in of_files if getattr(self, name) != type(self).model_fields[name].default]:
                 raise ValueError(f"{', '.join(extra)}: of files only; an environment has its own (environment.system_prompt, ...)")
             return self
@@ -65,7 +68,7 @@ class SftConfig(BaseRunConfig):
     data: SupervisedDataConfig
     steps: PositiveInt | None = Field(None, description="Optimizer steps; or set `epochs`.")
     epochs: PositiveInt | None = Field(None, description="Passes over the training samples; the last batch is filled from the next pass.")
-    batch_size: PositiveInt = Field(64, description="Samples of one optimizer step.")
+    batch_size: PositiveInt = Field(64, description="Samples of one optimizer step; with objective dpo, pairs.")
     validation_batch_size: PositiveInt | None = Field(None, description="Held-out samples of one forward pass; default: batch_size.")
     patience: PositiveInt | None = Field(None, description="Stop after this many validations without a lower loss; default: never.")
 
@@ -94,6 +97,18 @@ class SftConfig(BaseRunConfig):
         for name, size in (("batch_size", self.batch_size), ("validation_batch_size", self.validation_batch_size)):
             if size is not None and size % dp:
                 raise ValueError(f"{name} ({size}) does not divide by policy.parallel.data ({dp})")
-        if self.policy.updates_per_step != 1 or self.policy.loss != LossConfig():
-            raise ValueError("policy.updates_per_step and policy.loss are of grpo: sft makes one update per batch, of its own loss")
+        loss = self.policy.loss
+        if self.policy.updates_per_step != 1 or loss not in (LossConfig(), LossConfig(objective=PREFERENCE, dpo_beta=loss.dpo_beta)):
+            raise ValueError(
+                "policy.updates_per_step and policy.loss are of grpo: sft makes one update per batch, of its own loss or of objective dpo"
+            )
+        if self.policy.teacher is not None and self.policy.teacher.sources:
+            raise ValueError("policy.teacher.sources is of grpo, whose prompts have sources: set policy.teacher.path")
+        if (self.objective == PREFERENCE) != (self.data.rejected_field is not None):
+            raise ValueError("policy.loss.objective dpo and data.rejected_field belong together: set both, or neither")
         return self
+
+    @property
+    def objective(self) -> str:
+        """What its batches are trained for."""
+        return PREFERENCE if self.policy.loss.objective == PREFERENCE else "sft"

@@ -36,9 +36,6 @@ class AsyncConfig(StrictModel):
         None,
         description="Most groups in flight, stored or in training; default: rollout.prompts_per_step x (max_trajectory_age_steps + 1).",
     )
-    most_claims_per_step: PositiveInt = Field(
-        4, description="With rollout.dynamic_sampling: claims that replace groups without reward variance, before a step does with fewer."
-    )
     stall_timeout_s: PositiveFloat = Field(600.0, description="Without one group committed for so long, a waiting trainer gives up.")
     stall_report_every_s: PositiveFloat = Field(30.0, description="How often a waiting trainer says what it waits for.")
 

@@ -8,28 +8,22 @@ Exit code: 0 nothing failed; 1 something did, and the text names the first line;
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
+from actors.rollout import journal
 from actors.rollout.audit import Audit, audit
-from actors.rollout.journal import parse
+from flows.arguments import parse
 from tasks.reporting.run_dir import RunDirectory
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Audit one run. Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m flows.audit", description="Prove from its journal what a run did with each prompt group."
-    )
-    parser.add_argument("run", metavar="RUN", type=Path, help="directory of a run, or file of a journal")
-    parser.add_argument("--json", action="store_true", help="print the audit as JSON")
-    options = parser.parse_args(arguments)
+    options = parse("audit", arguments)
     path = RunDirectory(options.run).journal if options.run.is_dir() else options.run
     try:
-        contents = parse(path.read_bytes())
+        contents = journal.parse(path.read_bytes())
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         print(f"error: {path}: {error}", file=sys.stderr)
         return 2

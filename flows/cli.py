@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import signal
 import sys
 import tempfile
@@ -14,15 +13,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from prefect.logging.handlers import PrefectConsoleHandler
-
 from actors.checkpoints.errors import CheckpointError
-from actors.models.memory_plan import render
-from actors.preflight import planned_memory
+from actors.environments.hosted import UserEnvironmentError
+from actors.models.memory_plan import gpu_capacity, render
+from actors.preflight import check_memory, planned_memory
 from configs.base import ConfigError
-from configs.loader import dump, load, recipe_names
+from configs.loader import dump, load, located
 from configs.run import BaseConfig, BaseRunConfig
+from flows.arguments import parse_flow
+from flows.prepared import handed
+from tasks.quiet import quiet_console
 from tasks.scratch import scratch
+
+_NOT_LOOKED_AT = "the model's files, the data, rewards, disks, checkpoints to resume from, addresses. --check looks at them"
 
 
 def main(flow: Any, session: Any, arguments: list[str] | None = None) -> int:
@@ -34,20 +37,33 @@ def main(flow: Any, session: Any, arguments: list[str] | None = None) -> int:
     Raises:
         SystemExit: SIGTERM, with 143; everything has been cleared then.
     """
-    options = _parse(flow, session, arguments)
+    options = parse_flow("run" if flow.name == "grpo" else flow.name, arguments)
     try:
         config = load(options.recipe, options.overrides, session.config_type)
         if options.dry_run:
             print(plan(config, session))
             return 0
-        with _terminated(), scratch():
-            # Before anything starts: a wrong input should cost seconds. The flow checks again, for runs that a deployment started.
-            with tempfile.TemporaryDirectory() as model:
-                session.prepare(config, Path(model))
-            return _run(flow, options)
-    except ConfigError as error:
+        if options.check:
+            return _check(config, session)
+        with _terminated(), scratch(), tempfile.TemporaryDirectory() as place:
+            model = Path(place) / "model"
+            with located(options.recipe, options.overrides, session.config_type):
+                prepared = session.prepare(config, model)  # before anything else of the run starts: a wrong input should cost seconds
+            with handed(config, prepared, model):
+                return _run(flow, options)
+    except (ConfigError, UserEnvironmentError, CheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def _check(config: BaseConfig, session: Any) -> int:
+    from flows.checks import checked
+
+    with _terminated(), scratch():
+        for line in checked(config, session):
+            print(line, flush=True)
+    print("this run can begin")
+    return 0
 
 
 @contextmanager
@@ -70,24 +86,29 @@ def _unwind(number: int, _: FrameType | None) -> None:
 def plan(config: BaseConfig, session: Any) -> str:
     """The resolved configuration, the actors that a run would start, and what they would need of a GPU."""
     actors = "\n".join(f"  {name:<18} {what}" for name, what in session.planned_actors(config))
-    return f"{dump(config)}\nActors (none started by --dry-run):\n{actors}{_memory(config)}"
+    return f"{dump(config)}\nActors (none started by --dry-run):\n{actors}{_memory(config)}\nNot checked by --dry-run: {_NOT_LOOKED_AT}"
 
 
 def _memory(config: BaseConfig) -> str:
     if not isinstance(config, BaseRunConfig):
         return ""
     try:
-        needs = "\n".join(f"  {name:<18} {render(parts)}" for name, parts in planned_memory(config).items())
+        needs = render(planned_memory(config), gpu_capacity())
+        try:
+            needs += "".join(f"\n  warning: {line}" for line in check_memory(config))
+        except ConfigError as error:
+            needs += f"\n  would be refused: {error}"
     except ConfigError as error:  # a dry run may come before the model
         needs = f"  unknown: {error}"
-    return f"\nMemory of a GPU, where there is one (estimates):\n{needs}" if needs else ""
+    return f"\nMemory of a GPU, where there is one, by phase of a step (planned; * marks the largest):\n{needs}" if needs else ""
 
 
 def _run(flow: Any, options: argparse.Namespace) -> int:
+    from flows.service.pages import reports_server
     from flows.service.server import prefect_server
 
     try:
-        with prefect_server() as url:
+        with prefect_server() as url, reports_server():
             print(f"Prefect UI: {url}")
             quiet_console()
             flow(recipe=options.recipe, overrides=options.overrides)
@@ -110,20 +131,3 @@ def exit_code(work: Callable[[], int]) -> int:
     except Exception as error:  # noqa: BLE001  (the flow has logged the traceback; a person wants the line)
         print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
-
-
-def quiet_console() -> None:
-    """Leave the terminal to the progress bar: Prefect's line for each task run goes to the UI alone."""
-    for name in ("", *logging.root.manager.loggerDict):
-        for handler in logging.getLogger(name).handlers:
-            if isinstance(handler, PrefectConsoleHandler):
-                handler.setLevel(logging.ERROR)
-
-
-def _parse(flow: Any, session: Any, arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=f"python -m flows.{flow.name}", description=(flow.description or flow.name).split("\n\n")[0])
-    names, default = ", ".join(recipe_names(session.config_type)), flow.parameters.properties["recipe"]["default"]
-    parser.add_argument("--recipe", default=default, help=f"a name ({names}; default: {default}) or a path to a .yaml file")
-    parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration and the planned actors; start nothing")
-    parser.add_argument("overrides", nargs="*", metavar="field=value", help="for example model.hidden_size=256 steps=20")
-    return parser.parse_intermixed_args(arguments)  # options may stand between the fields

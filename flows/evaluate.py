@@ -9,11 +9,10 @@ python -m flows.evaluate model=runs/mine/hf baseline=models/Qwen2.5-0.5B problem
 
 from typing import Any
 
-from prefect import flow
-
 from configs.evaluate import EvaluateConfig
 from configs.loader import load
 from flows.evaluate_session import EvaluateSession
+from flows.served import flow
 from flows.session import run_name
 
 
@@ -31,7 +30,12 @@ def evaluate(recipe: str = "evaluate-cpu", overrides: list[str] | None = None) -
     return run.summary()
 
 
-if __name__ == "__main__":
-    from flows.cli import main
+def main(arguments: list[str] | None = None) -> int:
+    """The command line. Returns the exit code."""
+    from flows import cli
 
-    raise SystemExit(main(evaluate, EvaluateSession))
+    return cli.main(evaluate, EvaluateSession, arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

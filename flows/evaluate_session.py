@@ -6,17 +6,18 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from actors.preflight import check_evaluation
+from actors.preflight import check_evaluation, with_local_models
 from actors.rollout.samples import SLOWEST, Validation
 from actors.rollout.validation import OWN_SET
 from configs.evaluate import EvaluateConfig
-from flows.session import Prepared, Session
+from flows.prepared import Prepared
+from flows.session import Session
 from flows.shards import in_lanes, room
 from tasks.evaluate import Answers, Shard, evaluate_shard
 from tasks.handles import EvaluationActors
 from tasks.launch import launch_engines, planned_engines
 from tasks.reporting.jsonl import LinesWriter
-from tasks.reporting.samples import Phase, SamplesWriter
+from tasks.reporting.samples import Phase
 from tasks.reporting.slowest import SlowestWriter
 from tasks.reporting.summary import SetAccuracy
 from tasks.reporting.text import estimate
@@ -32,20 +33,23 @@ class EvaluateSession(Session[EvaluateConfig, EvaluationActors]):
     planned_actors = staticmethod(planned_engines)
 
     def __init__(self, config: EvaluateConfig, recipe: str) -> None:
-        # Links such as runs/latest may move while the run goes.
-        super().__init__(config.model_copy(update={name: str(Path(path).resolve()) for name, path in config.models.items()}), recipe)
+        super().__init__(with_local_models(config), recipe)
         self._answers: dict[tuple[str, str], list[Answers]] = defaultdict(list)  # by model and set
         self._found: dict[str, dict[str, Validation]] = {}
 
     @staticmethod
     def prepare(config: EvaluateConfig, scratch: Path) -> Prepared:
+        config = with_local_models(config)
         check_evaluation(config)
         return Prepared(config.model, 1)
 
     def _launch(self, prepared: Prepared) -> EvaluationActors:
-        self.samples = self._stack.enter_context(SamplesWriter(self.directory))
         self.slowest = self._stack.enter_context(SlowestWriter(self.directory))
-        return launch_engines(self.config, self.namespace)
+        actors = launch_engines(self.config, self.namespace)
+        wanted, there = self.config.generation.num_engines, len(actors.engines["model"])
+        if there < wanted:
+            self.progress.note(f"{there} engine(s) of each model in place of {wanted}: the GPUs have no room for more")
+        return actors
 
     def evaluate(self) -> None:
         """All models answer all problems of all sets, side by side where the cluster has room for that, else one after the other.
@@ -90,7 +94,7 @@ class EvaluateSession(Session[EvaluateConfig, EvaluationActors]):
             seconds += max(part.seconds for part in parts)
             self.slowest.write(step, phase, found[name].slowest)
         self._found[label] = found
-        self.samples.write(step, phase, found[OWN_SET].samples)
+        self.trackers.samples(step, phase, found[OWN_SET].samples)
         values = {"time/validate": seconds}
         for name, of_set in found.items():
             values |= of_set.metrics(name)

@@ -6,7 +6,6 @@ python -m flows.export runs/my-model --best --to exported
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -24,6 +23,7 @@ from configs.loader import load
 from configs.policy import ParallelConfig
 from configs.run import RunConfig
 from configs.sft import SftConfig
+from flows.arguments import parse
 from flows.fork import checkpoint_of
 from flows.saving import best_of
 from tasks.checkpoint import POLICY
@@ -76,13 +76,7 @@ def _write(config: RunConfig | SftConfig, model_path: str, state: Path, place: P
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code: 0 done, 2 wrong input."""
-    parser = argparse.ArgumentParser(prog="python -m flows.export", description="Export a checkpoint of a run as a Hugging Face directory.")
-    parser.add_argument("run", metavar="RUN", type=Path, help="directory of the run")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--at", type=int, metavar="STEP", help="step of the checkpoint (default: the newest)")
-    which.add_argument("--best", action="store_true", help="the checkpoint with the best validation")
-    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="directory to write, which must not exist")
-    options = parser.parse_args(arguments)
+    options = parse("export", arguments)
     settings.apply_defaults()
     try:
         manifest = export(RunDirectory(options.run.resolve()), options.at, options.best, options.to.resolve())

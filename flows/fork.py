@@ -7,20 +7,20 @@ python -m flows.fork runs/arithmetic-cpu --at 120 policy.optimizer.lr=5e-5
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 
 from actors.checkpoints.manifest import manifest_name
 from actors.checkpoints.store import CheckpointStore
 from configs.base import ConfigError
 from configs.loader import load
+from flows.arguments import parse
 from flows.cli import exit_code
 from flows.grpo import grpo
 from flows.resume import Mark
+from flows.served import flow
 from tasks.reporting.fork import Comparison, changed_settings, compare, markdown
 from tasks.reporting.html import write_report
 from tasks.reporting.jsonl import read_lines
@@ -75,11 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code: 0 done, 1 failed, 2 wrong input."""
     from flows.service.server import prefect_server
 
-    parser = argparse.ArgumentParser(prog="python -m flows.fork", description="Train a child of a run from one of its checkpoints.")
-    parser.add_argument("run", metavar="RUN", help="directory of the parent")
-    parser.add_argument("--at", type=int, metavar="STEP", help="step of the checkpoint (default: the newest)")
-    parser.add_argument("overrides", nargs="*", metavar="field=value", help="what the child does otherwise")
-    options = parser.parse_intermixed_args(arguments)
+    options = parse("fork", arguments)
 
     def work() -> int:
         checkpoint_of(RunDirectory(Path(options.run).resolve()), options.at)

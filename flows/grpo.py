@@ -14,10 +14,9 @@ python -m flows.grpo --recipe arithmetic-cpu steps=20 model.hidden_size=256
 
 from typing import Any
 
-from prefect import flow
-
 from configs.loader import load
 from flows.grpo_session import GrpoSession, GrpoStep
+from flows.served import flow
 from flows.session import Steps, run_name, with_steps
 
 
@@ -80,7 +79,12 @@ def warm_start(run: GrpoSession) -> None:
             break
 
 
-if __name__ == "__main__":
-    from flows.cli import main
+def main(arguments: list[str] | None = None) -> int:
+    """The command line. Returns the exit code."""
+    from flows import cli
 
-    raise SystemExit(main(grpo, GrpoSession))
+    return cli.main(grpo, GrpoSession, arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

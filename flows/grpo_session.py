@@ -23,8 +23,9 @@ from actors.rollout.validation import OWN_SET
 from actors.waiting import ActorGoneError, ActorTimeoutError
 from configs.policy import OptimizerConfig
 from configs.run import RunConfig
+from flows.prepared import Prepared
 from flows.saving import RunState
-from flows.session import Metrics, Prepared, Step
+from flows.session import Metrics, Step
 from flows.training_session import TrainingSession
 from tasks import events
 from tasks.advantage import advantage
@@ -35,9 +36,9 @@ from tasks.generate import generate, stop_generating
 from tasks.guards import GuardError, Guards, GuardsState, RollBackError, Trip
 from tasks.handles import RunActors
 from tasks.launch import launch, planned_actors
-from tasks.logprob import POLICY_LOGPROBS, REFERENCE_LOGPROBS, logprob, ref_logprob
+from tasks.logprob import POLICY_LOGPROBS, REFERENCE_LOGPROBS, logprob, ref_logprob, reference_columns
 from tasks.refit import refit
-from tasks.reporting.samples import Phase, SamplesWriter
+from tasks.reporting.samples import Phase
 from tasks.reporting.slowest import SlowestWriter
 from tasks.reporting.summary import SetAccuracy
 from tasks.reporting.text import estimate
@@ -68,8 +69,8 @@ class GrpoStep(Step):
     def submit_rollout(self) -> None:
         """Take the step's groups from the ledger: as they are answered, or of those that were answered during earlier steps."""
         config = self._config
-        groups, replaces = config.rollout.prompts_per_step, config.mode == "async" and config.rollout.dynamic_sampling
-        self._futures["rollout"] = rollout.submit(self._run.namespace, self.number, groups, config.ledger, replaces)
+        sleep_s = config.deadlines.sleep if config.mode == "sync" and config.generation.sleep_level > 0 else None
+        self._futures["rollout"] = rollout.submit(self._run.namespace, self.number, config.rollout, config.ledger, sleep_s)
 
     def wait_for_rollout(self) -> KVBatchMeta:
         """Responses, scored and stored."""
@@ -94,16 +95,19 @@ class GrpoStep(Step):
         return self._log_probabilities("logprob", logprob, batch, POLICY_LOGPROBS, self._config.policy.why_no_logprob())
 
     def submit_ref_logprob(self, batch: KVBatchMeta) -> KVBatchMeta:
-        """The reference's log-probabilities, for the KL term; `train` comes after them."""
-        return self._log_probabilities("ref_logprob", ref_logprob, batch, REFERENCE_LOGPROBS, self._config.policy.why_no_ref_logprob())
+        """The reference's log-probabilities, for the KL penalty; what reads them comes after."""
+        policy = self._config.policy
+        batch = self._log_probabilities("ref_logprob", ref_logprob, batch, REFERENCE_LOGPROBS, policy.why_no_ref_logprob())
+        return batch if policy.why_no_ref_logprob() else batch.with_fields(*reference_columns(policy))
 
     def wait_for_advantage(self, batch: KVBatchMeta) -> KVBatchMeta:
-        """Rewards against their group's mean; returns the rows to train on."""
+        """Rewards against their group's mean, less the KL to the reference where it is in them; returns the rows to train on."""
         config = self._config
-        divides = config.policy.parallel.data * config.policy.updates_per_step if config.rollout.dynamic_sampling else None
         address, loss = self._run.actors.address, config.policy.loss
+        for stage in ("logprob", "ref_logprob") if loss.kl_in_reward else ():
+            self._wait_for(stage)
         with self._run.time("advantage") as timer:
-            result = advantage(address, self.number, quoted(batch), loss, divides, config.data_plane.timeout_s)
+            result = advantage(address, self.number, quoted(batch), loss, config.trained_multiple, config.data_plane.timeout_s)
         self.metrics |= result.metrics | {"time/advantage": timer.seconds}
         self._follow(self._run.guards.before_training(self.number, self.metrics))
         return result.meta
@@ -233,7 +237,6 @@ class GrpoSession(TrainingSession[RunConfig]):
 
     def _open_files(self) -> None:
         super()._open_files()
-        self.samples = self._files.enter_context(SamplesWriter(self.directory))
         self.slowest = self._files.enter_context(SlowestWriter(self.directory))
 
     def _launch(self, prepared: Prepared) -> RunActors:
@@ -244,7 +247,7 @@ class GrpoSession(TrainingSession[RunConfig]):
 
     @property
     def _has_reference(self) -> bool:
-        return self.config.policy.loss.kl_coef > 0
+        return self.config.policy.keeps_reference
 
     def _conclude(self) -> None:
         if not self.directory.journal.exists():
@@ -266,7 +269,7 @@ class GrpoSession(TrainingSession[RunConfig]):
         self.guards.go_on_from(state.guards)
         if state.guards.rate != 1:
             scale_rate(self.namespace, state.guards.rate, self.config.deadlines.policy_stage)
-        self.refit("resume")
+        self._refit("resume")  # within the time of `resume`
 
     @property
     def _optimizer(self) -> OptimizerConfig:
@@ -301,7 +304,8 @@ class GrpoSession(TrainingSession[RunConfig]):
         # When the run begins again: its steps so far are void, and engines that stood through the loss may have later weights.
         self._logprob_errors, self._not_scored, self._validations = [], {"timed_out": [], "failed": []}, {}
         if self._losses:
-            self.refit("begin-again")
+            with self.time("restore"):
+                self._refit("begin-again")
 
     def validate(self, step: int) -> None:
         """Validation accuracy and reward after `step` steps; the first one is "before"."""
@@ -336,14 +340,18 @@ class GrpoSession(TrainingSession[RunConfig]):
 
     def show_samples(self, step: int, phase: Phase, samples: Sequence[Sample], slowest: Sequence[SlowSample]) -> None:
         """What the model said, and which answers took longest to score, into the run directory and the Prefect UI."""
-        self.samples.write(step, phase, samples)
+        self.trackers.samples(step, phase, samples)
         self.slowest.write(step, phase, slowest)
         self.publisher.samples(step, phase, samples, slowest)
 
-    def refit(self, when: str = "warm-start") -> None:
-        """Weights into the engines, outside a step."""
+    def refit(self) -> None:
+        """The weights of the warm start into the engines."""
         with self.time("warm_start"):
-            result = refit(self.namespace, when, self.actors.engines, self.weight_updates, self.config.deadlines.policy_stage)
+            self._refit("warm-start")
+
+    def _refit(self, when: str) -> None:
+        """Weights into the engines, outside a step."""
+        result = refit(self.namespace, when, self.actors.engines, self.weight_updates, self.config.deadlines.policy_stage)
         assert isinstance(result, dict)  # it was no stage of a step, which could be withdrawn
         self.weight_version = int(result["weight_version"])
 
@@ -375,9 +383,8 @@ class GrpoSession(TrainingSession[RunConfig]):
             going.wait(timeout=_LAST_WORD_S)
 
     def _facts(self) -> dict[str, Any]:
-        done = sorted(self._validations)
-        first = self._validations[done[0]] if done else {}
-        last = self._validations[done[-1]] if len(done) > 1 else {}
+        every = [self._validations[step] for step in sorted(self._validations)]
+        first, last = every[0] if every else {}, every[-1] if len(every) > 1 else {}
         before, after = first.get(OWN_SET), last.get(OWN_SET)
         return {
             "sets": {name: SetAccuracy.of(found, last.get(name)) for name, found in first.items()},

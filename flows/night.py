@@ -39,10 +39,10 @@ from flows.evaluate_session import answers_file
 from flows.grpo import grpo
 from tasks.call import quoted
 from tasks.cluster import cluster
-from tasks.launch import logical_cpus, planned_actors, planned_engines
+from tasks.launch import logical_cpus, logical_gpus, planned_actors, planned_engines
 from tasks.lease import Lease
 from tasks.reporting.jsonl import read_lines
-from tasks.reporting.run_dir import RunDirectory, point
+from tasks.reporting.run_dir import RunDirectory, point, point_latest
 from tasks.retrain import Found, find_new_prompts, keep_old, promote
 from tasks.retraining import prompts
 from tasks.retraining.comparison import comparison_markdown
@@ -104,8 +104,9 @@ class Night:
 
     def ray(self) -> AbstractContextManager[str]:
         """One Ray cluster for training and evaluation."""
-        cpus = max(logical_cpus(self._training), logical_cpus(evaluation_config(self._training, "old", "new")))
-        return cluster(self._training.ray, names.namespace(self._run_id), cpus, None)
+        training, evaluation = self._training, evaluation_config(self._training, "old", "new")
+        cpus = max(logical_cpus(training), logical_cpus(evaluation))
+        return cluster(training.ray, names.namespace(self._run_id), cpus, logical_gpus(training, evaluation))
 
     # ---- the steps ----
 
@@ -123,6 +124,7 @@ class Night:
         self.directory.config.write_text(dump(self.config))
         (root / "new.jsonl").write_text(prompts.write(self._found.new.prompts), encoding="utf-8")
         (root / "frozen.jsonl").write_text(prompts.write(self._found.frozen), encoding="utf-8")
+        point_latest(self.directory)
         data = self._training.environment.model_copy(
             update={
                 "path": str(root / "new.jsonl"),

@@ -13,7 +13,6 @@ Exit code: 0 within the bounds; 1 beyond one of them, or it could not be made; 2
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import uuid
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, runtime
+from prefect import runtime
 from prefect.artifacts import create_markdown_artifact
 
 from actors import names
@@ -38,8 +37,10 @@ from configs.base import ConfigError
 from configs.continuity import differences
 from configs.loader import load
 from configs.run import RunConfig
-from flows.cli import exit_code, quiet_console
+from flows.arguments import parse
+from flows.cli import exit_code
 from flows.resume import Mark
+from flows.served import flow
 from tasks.actor_logs import ActorLogs
 from tasks.advantage import advantage
 from tasks.call import quoted
@@ -47,7 +48,8 @@ from tasks.checkpoint import POLICY, load_weights, reference_of
 from tasks.cluster import cluster
 from tasks.handles import RunActors
 from tasks.launch import launch_policy, logical_cpus, stop
-from tasks.logprob import POLICY_LOGPROBS, REFERENCE_LOGPROBS, logprob, ref_logprob
+from tasks.logprob import POLICY_LOGPROBS, REFERENCE_LOGPROBS, logprob, ref_logprob, reference_columns
+from tasks.quiet import quiet_console
 from tasks.replay import clear_inputs, compare_step, put_inputs
 from tasks.reporting.replay import Bounds, Replayed, as_markdown, as_text, bounds_of, compare_metrics
 from tasks.reporting.run_dir import RunDirectory
@@ -193,12 +195,13 @@ class _Replay:
         rows = rows.with_fields(POLICY_LOGPROBS)
         if config.policy.why_no_ref_logprob() is None:
             ref_logprob(self._namespace, step, quoted(rows), REFERENCE_LOGPROBS, self._stage_s)
-            rows = rows.with_fields(REFERENCE_LOGPROBS)
-        scored = advantage(address, step, quoted(rows), config.policy.loss, None, self._plane_s)
-        made = scored.metrics | self._train(inputs, scored.meta)
+            rows = rows.with_fields(*reference_columns(config.policy))
+        scored = advantage(address, step, quoted(rows), config.policy.loss, self._plan.before[0].trained_multiple, self._plane_s)
+        rows = rows.with_fields("advantages")
+        made = scored.metrics | self._train(inputs, rows)
         here = place(self._namespace, self._stage_s)
         bounds = self._bounds(here)
-        columns = compare_step(address, step, quoted(scored.meta), self._plan.directory.inputs, bounds, self._model, self._plane_s)
+        columns = compare_step(address, step, quoted(rows), self._plan.directory.inputs, bounds, self._model, self._plane_s)
         return Replayed(
             run=self._plan.directory.root.name, step=step, since=self._plan.manifest.step, before=inputs.place, here=here,
             bounds=bounds, columns=columns, metrics=compare_metrics(inputs.metrics, made, bounds),
@@ -210,7 +213,8 @@ class _Replay:
         same = all(one.place == here for one in self._plan.steps) and all(
             one.model_dump(exclude=_NOT_OF_THE_BITS) == ours for one in policies
         )
-        return bounds_of(same, policies[0].dtype, self._config.policy.dtype, self._config.generation.dtype)
+        bounds = bounds_of(same, policies[0].dtype, self._config.policy.dtype, self._config.generation.dtype)
+        return bounds.model_copy(update={"advantages": bounds.column}) if self._config.policy.loss.kl_in_reward else bounds
 
 
 def _metrics(result: Any) -> dict[str, float]:
@@ -222,12 +226,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code."""
     from flows.service.server import prefect_server
 
-    parser = argparse.ArgumentParser(prog="python -m flows.replay", description="Make one training step of a run again, and compare.")
-    parser.add_argument("run", metavar="RUN", help="directory of a run of grpo")
-    parser.add_argument("--step", type=int, required=True, metavar="N", help="the step to make again")
-    parser.add_argument("--cpu", action="store_true", help=f"in float32 on this machine's CPU ({' '.join(ON_CPU)})")
-    parser.add_argument("overrides", nargs="*", metavar="field=value", help="how it is computed, for example policy.parallel.data=2")
-    options = parser.parse_intermixed_args(arguments)
+    options = parse("replay", arguments)
     overrides = [*(ON_CPU if options.cpu else ()), *options.overrides]
 
     def work() -> int:

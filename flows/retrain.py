@@ -13,12 +13,12 @@ python -m flows.retrain --recipe retrain-cpu
 
 from typing import Any
 
-from prefect import flow
 from prefect.client.schemas import State
 
 from configs.loader import load
 from configs.retrain import RetrainConfig
 from flows.night import Night, ended
+from flows.served import flow
 from flows.session import run_name
 from tasks.lease import BusyError
 
@@ -48,7 +48,12 @@ def retrain(recipe: str = "retrain-cpu", overrides: list[str] | None = None) -> 
         return ended("Skipped", str(busy))
 
 
-if __name__ == "__main__":
-    from flows.cli import main
+def main(arguments: list[str] | None = None) -> int:
+    """The command line. Returns the exit code."""
+    from flows import cli
 
-    raise SystemExit(main(retrain, Night))
+    return cli.main(retrain, Night, arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -6,7 +6,6 @@ save: draft ─► task checkpoint-N (training stands still) ─► the run's ow
 from __future__ import annotations
 
 import hashlib
-import math
 import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -21,7 +20,7 @@ from actors.checkpoints.errors import CheckpointError
 from actors.checkpoints.manifest import Manifest, packages, shape_digest
 from actors.checkpoints.store import CheckpointStore, Draft
 from actors.data_plane.meta import KVBatchMeta
-from actors.models.hf import tensor_shapes
+from actors.models.hf import parameter_count, tensor_shapes
 from actors.rollout.inputs import StepInputs, remove
 from actors.rollout.journal import Opening
 from actors.space import NoSpaceError, Room, Sizes
@@ -34,6 +33,7 @@ from tasks.checkpoint import JOURNAL, POLICY, Cut, checkpoint, keep_reference, p
 from tasks.reporting.run_dir import RunDirectory
 
 _STATE = "run/state.json"
+_TRACKERS = "trackers"
 _LINES = ("metrics.jsonl", "samples.jsonl", "slowest.jsonl")  # files of the run that go on
 
 
@@ -96,8 +96,7 @@ class Saving:
         Raises:
             NoSpaceError: a disk has no room for what the run writes at least.
         """
-        parameters = sum(math.prod(shape) for shape in tensor_shapes(model_path).values())
-        sizes = Sizes.of(parameters, bytes_per_weight, reference=reference)
+        sizes = Sizes.of(parameter_count(model_path), bytes_per_weight, reference=reference)
         self._room = Room(sizes, exports, self.store.directory, self._directory.root)
         return self._room.check(self._config.checkpoint, steps)
 
@@ -160,7 +159,8 @@ class Saving:
         self, draft: Draft, namespace: str, state: RunState, weight_version: int, model_path: str, score: float | None
     ) -> tuple[Cut, Manifest]:
         config, step = self._config, state.step
-        cut = checkpoint(namespace, step, draft.directory, quoted(self.store), self._journal_since, config.checkpoint.timeout_s)
+        waits = config.checkpoint.timeout_s, config.deadlines.cut
+        cut = checkpoint(namespace, step, draft.directory, quoted(self.store), self._journal_since, *waits)
         self._shared |= cut.journal
         if cut.line is not None:
             self._journal_since = cut.line[0] + 1
@@ -170,6 +170,7 @@ class Saving:
         for name in _LINES:
             if (lines := self._directory.root / name).is_file():
                 shutil.copyfile(lines, run / name)
+        _copy_trackers(self._directory.trackers, run / _TRACKERS)
         manifest = Manifest(
             flow=config.flow, run=self._flow_run, step=step, weight_version=weight_version, score=score,
             shape=shape_digest(tensor_shapes(model_path)), config=config.model_dump(mode="json"), packages=packages(),
@@ -267,7 +268,15 @@ class Saving:
                 fresh.replace(target)
             else:
                 target.unlink(missing_ok=True)
+        if root is not None and self.goes_on_from is not None:
+            self._take_trackers(root / self.goes_on_from.folder / "run" / _TRACKERS)
         remove(self._directory.inputs, after=self.goes_on_from.step if self.goes_on_from else 0)
+
+    def _take_trackers(self, kept: Path) -> None:
+        """The same run goes on in another directory. In its own, what was sent since the checkpoint counts; a fork has none."""
+        same = self._source.url == self.store.url and not self._config.resume.startswith("fork:")
+        if same and not self._directory.trackers.exists():
+            _copy_trackers(kept, self._directory.trackers)
 
     def restore[S: RunState](self, namespace: str, root: Path, optimizer: Any, state: type[S]) -> S:
         """The actors go on where the checkpoint was taken. Returns the flow's own state.
@@ -280,7 +289,7 @@ class Saving:
         found = self._read_state(root / manifest.folder / _STATE, state)
         reference = reference_of(manifest)
         where = root / reference if reference else None
-        restore(namespace, root / manifest.folder, where, optimizer, self._config.checkpoint.timeout_s)
+        restore(namespace, root / manifest.folder, where, optimizer, self._config.checkpoint.timeout_s, self._config.deadlines.cut)
         if manifest.journal:
             self._journal_since = manifest.journal[0] + 1
         if self._source.url == self.store.url:
@@ -303,6 +312,13 @@ def best_of(store: CheckpointStore) -> Manifest | None:
     """The checkpoint with the highest score, of equal ones the earliest; None: none has one."""
     scored = [manifest for step in store.steps() if (manifest := store.at(step)).score is not None]
     return max(scored, key=lambda one: (one.score, -one.step), default=None)
+
+
+def _copy_trackers(source: Path, target: Path) -> None:
+    """Which run of each tracker this is. A file may be replaced meanwhile, and is whole at any time."""
+    for path in sorted(source.glob("*.json")):
+        target.mkdir(parents=True, exist_ok=True)
+        (target / path.name).write_bytes(path.read_bytes())
 
 
 def _digest(directory: Path) -> str:

@@ -31,10 +31,12 @@ from actors import names
 from actors.data_plane.meta import KVBatchMeta
 from actors.policy.limits import Limits
 from actors.policy.turns import Turn
+from configs.continuity import flat
 from configs.evaluate import EvaluateConfig
 from configs.loader import dump
 from configs.redaction import redacted
 from configs.run import BaseConfig, BaseRunConfig
+from flows.prepared import Prepared, taken
 from tasks import events
 from tasks.actor_logs import ActorLogs
 from tasks.call import quoted
@@ -42,11 +44,14 @@ from tasks.cluster import cluster, keep_logs
 from tasks.handles import EvaluationActors, RunActors
 from tasks.launch import logical_cpus, logical_gpus, stop
 from tasks.publish import Publisher
+from tasks.quiet import quiet_console
 from tasks.reporting.html import write_report
-from tasks.reporting.metrics import MetricsWriter
-from tasks.reporting.run_dir import RunDirectory
+from tasks.reporting.memory import MemoryUse
+from tasks.reporting.notebook import progress, shell
+from tasks.reporting.run_dir import RunDirectory, point_latest
 from tasks.reporting.summary import Summary, render_summary_text
-from tasks.reporting.terminal import Progress
+from tasks.reporting.trackers.base import About
+from tasks.reporting.trackers.run_trackers import RunTrackers
 from tasks.reporting.views import VIEWS, FlowName
 from tasks.scratch import scratch
 from tasks.train import train, withdraw
@@ -65,14 +70,6 @@ def with_steps(overrides: Sequence[str] | None, steps: Steps, *instead_of: str) 
     """The overrides, and this number of steps; `instead_of` are overrides that unset what would contradict it."""
     given = list(overrides or ())
     return given if steps is None else [*given, *instead_of, f"steps={steps}"]
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What is known before anything starts: the model's directory, and the steps of the run."""
-
-    model_path: str
-    steps: int
 
 
 class Session[C: BaseRunConfig | EvaluateConfig, A: RunActors | EvaluationActors](ABC):
@@ -125,18 +122,26 @@ class Session[C: BaseRunConfig | EvaluateConfig, A: RunActors | EvaluationActors
     def _facts(self) -> dict[str, Any]:
         """Fields of the summary that are the flow's own."""
 
+    def _memory(self) -> dict[str, MemoryUse]:
+        """Planned and measured memory of a GPU by stage; none where nothing was measured."""
+        return {}
+
     # ---- lifetime ----
 
     def __enter__(self) -> Self:
+        if shell() is not None:
+            quiet_console()  # the notebook's output shows the run
         self.publisher = Publisher(self.flow)
         with ExitStack() as opening:
             opening.push(self._stack)  # closed when something fails here
             self._stack.enter_context(scratch())
             self.directory = self._choose_directory()
             self.directory.config.write_text(dump(self.config))
+            if self.makes_model:
+                point_latest(self.directory)
+            self.progress = self._stack.enter_context(progress(VIEWS[self.flow].line))
             self._files = self._stack.enter_context(ExitStack())
             self._open_files()
-            self.progress = self._stack.enter_context(Progress(VIEWS[self.flow].line))
             opening.pop_all()
         try:
             self._open()
@@ -149,7 +154,7 @@ class Session[C: BaseRunConfig | EvaluateConfig, A: RunActors | EvaluationActors
         with self.progress.phase("writing and checking the model"):
             prepared = self._prepare()
         self.steps = prepared.steps
-        self.publisher.begin(self.steps)
+        self.publisher.begin(self.steps, self.directory, self._summarise("running"))
         self.progress.begin(self.steps)
         with self.progress.phase("starting Ray"):
             self._stack.enter_context(cluster(self.config.ray, self.namespace, logical_cpus(self.config), logical_gpus(self.config)))
@@ -158,7 +163,8 @@ class Session[C: BaseRunConfig | EvaluateConfig, A: RunActors | EvaluationActors
         self._start_actors(prepared)
 
     def _prepare(self) -> Prepared:
-        return self.prepare(self.config, self.directory.root / "model")
+        target = self.directory.root / "model"
+        return taken(self.config, target) or self.prepare(self.config, target)
 
     def _start_actors(self, prepared: Any) -> None:
         with self.progress.phase(f"starting the actors: {self.parts}"), self.time("launch"):
@@ -172,11 +178,13 @@ class Session[C: BaseRunConfig | EvaluateConfig, A: RunActors | EvaluationActors
 
     def _choose_directory(self) -> RunDirectory:
         """Where the run's files go."""
-        return RunDirectory.create(self.config.output_dir, self.config.name, latest=self.makes_model)
+        return RunDirectory.create(self.config.output_dir, self.config.name)
 
     def _open_files(self) -> None:
-        """Open the files that the run adds lines to."""
-        self.metrics = self._files.enter_context(MetricsWriter(self.directory))
+        """Open the files that the run adds lines to, and the trackers."""
+        config = flat(self.config.model_dump(mode="json"))
+        about = About(self.directory.root, self.directory.root.name, self.flow, self.recipe, self.flow_run, config)
+        self.trackers = self._files.enter_context(RunTrackers(self.directory, self.config.trackers, about, self.say))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is None:
@@ -193,10 +201,13 @@ class Session[C: BaseRunConfig | EvaluateConfig, A: RunActors | EvaluationActors
                     raise
                 get_run_logger().warning("the last complete step could not be closed", exc_info=True)
             summary = self._summarise()
+            self.publisher.stop()
             summary.write(self.directory)
             write_report(self.directory)
             self.publisher.finish(self.directory, summary)
-            self.progress.note(f"{render_summary_text(summary)}\nreport: {self.directory.report}")
+            self.trackers.close(self._status)
+            self.progress.note(render_summary_text(summary))
+            self.progress.report(self.directory.report)
             if self._status == "failed":
                 keep_logs(self.directory.ray_logs)
 
@@ -246,25 +257,33 @@ class Session[C: BaseRunConfig | EvaluateConfig, A: RunActors | EvaluationActors
 
     def record(self, step: int, metrics: dict[str, float]) -> None:
         """Metrics of a step into the run directory and the Prefect UI."""
-        self.metrics.write(step, metrics)
+        self.trackers.metrics(step, metrics)
         self.publisher.update(step, metrics)
+        if self.publisher.page_due:
+            self.publisher.page(self._summarise("running"))
+
+    def say(self, line: str) -> None:
+        """A warning, into the flow's log and to the terminal. Also for threads that have this one's context."""
+        get_run_logger().warning(line)
+        self.progress.note(line)
 
     def summary(self) -> dict[str, Any]:
         """What the flow returns: the summary, and the run's directory."""
         return self._summarise().model_dump() | {"directory": str(self.directory.root)}
 
-    def _summarise(self) -> Summary:
+    def _summarise(self, status: Literal["running"] | None = None) -> Summary:
         return Summary(
             flow=self.flow,
             name=self.directory.root.name,
             recipe=self.recipe,
             seed=self.config.seed,
-            status=self._status,
+            status=status or self._status,
             error=self._error,
             steps=self._steps_done,
             seconds=time.monotonic() - self._started,
             tokens=int(self._tokens),
             seconds_per_stage=dict(self.seconds),
+            memory=self._memory(),
             **self._facts(),
         )
 

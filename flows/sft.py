@@ -10,10 +10,9 @@ python -m flows.sft --recipe sft-cpu data.train=data/train.parquet data.split=0.
 
 from typing import Any
 
-from prefect import flow
-
 from configs.loader import load
 from configs.sft import SftConfig
+from flows.served import flow
 from flows.session import Steps, run_name, with_steps
 from flows.sft_session import SftSession, SftStep
 
@@ -53,7 +52,12 @@ def learn(run: SftSession, stage: SftStep) -> None:
     stage.submit_clear()
 
 
-if __name__ == "__main__":
-    from flows.cli import main
+def main(arguments: list[str] | None = None) -> int:
+    """The command line. Returns the exit code."""
+    from flows import cli
 
-    raise SystemExit(main(sft, SftSession))
+    return cli.main(sft, SftSession, arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -17,8 +17,9 @@ from actors.preflight_sft import PART, Lengths, SupervisedData, check_sft, data_
 from configs.policy import OptimizerConfig
 from configs.sft import SftConfig
 from flows.early_stopping import EarlyStopping
+from flows.prepared import Prepared
 from flows.saving import RunState
-from flows.session import Metrics, Prepared, Step
+from flows.session import Metrics, Step
 from flows.shards import in_lanes, room
 from flows.training_session import TrainingSession
 from tasks.call import quoted
@@ -34,10 +35,9 @@ _MEASURE_S = 600.0  # for one part of the data
 class SftStep(Step):
     """The stages of one supervised step; `train` is that of every flow."""
 
-    objective = "sft"
-
     def __init__(self, run: SftSession, number: int) -> None:
         super().__init__(run, number)
+        self.objective = run.config.objective
         self._written: KVBatchMeta | None = None
 
     def submit_batch(self) -> None:

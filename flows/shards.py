@@ -22,6 +22,7 @@ from prefect_ray.context import remote_options
 
 from configs import settings
 from configs.run import RayConfig
+from tasks.nodes import beside_driver, cpus_here
 
 _START_S = 180.0  # until Ray's workers have imported a task, several at once on a laptop
 _CANCEL_S = 10.0  # until cancelled shards have told Prefect
@@ -29,11 +30,12 @@ _body: ContextVar[Callable[[], None]] = ContextVar("body")
 
 
 def room() -> int:
-    """How many lanes can be worked on side by side: the cluster's CPUs that nobody has reserved. 1 outside of a flow run."""
+    """How many lanes can be worked on side by side: CPUs that nobody has reserved, where this process is. 1 outside of a flow run."""
     if FlowRunContext.get() is None or not ray.is_initialized():
         return 1
     resources: Any = ray.available_resources  # untyped in Ray
-    return max(1, int(resources().get("CPU", 0)))
+    free, here = int(resources().get("CPU", 0)), cpus_here()
+    return max(1, free if here is None else min(free, here))
 
 
 def in_lanes[S, **P, R](
@@ -69,7 +71,7 @@ def in_lanes[S, **P, R](
             return
 
     def side_by_side() -> None:
-        with remote_options(num_cpus=1, max_retries=0):
+        with remote_options(num_cpus=1, max_retries=0, **beside_driver()):  # where data and tokenizer are
             try:
                 for lane in lanes:
                     start(iter(lane))

@@ -16,28 +16,35 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from prefect import runtime
-from prefect.logging import get_run_logger
 
 from actors.data_plane.interface import DataPlaneGoneError
 from actors.generation.types import EngineDiedError, GenerationTimeoutError, NoEngineError
+from actors.models.hf import check_model_dir
+from actors.models.memory_parts import ModelShape
+from actors.models.memory_plan import stages
 from actors.policy.device import PeerLostError
+from actors.preflight import check_memory, planned_memory
 from actors.rollout.ledger_actor import LedgerClosedError, LedgerStalledError
 from actors.space import NoSpaceError
 from actors.storage import Folder
 from actors.waiting import ActorGoneError, ActorTimeoutError
+from configs.base import ConfigError
 from configs.policy import OptimizerConfig
 from configs.run import BaseRunConfig
+from flows.prepared import Prepared
 from flows.resume import Mark, Origin, origin_of
 from flows.saving import RunState, Saving
-from flows.session import Prepared, Session
+from flows.session import Session
 from flows.stopping import Stopping
 from tasks import events
-from tasks.checkpoint import export_hf, load_weights
+from tasks.call import quoted
+from tasks.checkpoint import export_hf, load_weights, publish_hf
 from tasks.guards import RollBackError
 from tasks.handles import RunActors
 from tasks.lease import Lease
 from tasks.reporting.jsonl import LinesWriter, read_lines
-from tasks.reporting.run_dir import RunDirectory, point_latest
+from tasks.reporting.memory import MemoryUse, Peaks
+from tasks.reporting.run_dir import RunDirectory
 
 # What a run comes back from. Everything else is wrong with the data, the configuration or the code, and would fail again.
 LOSSES = (
@@ -69,6 +76,7 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         self._losses = 0  # since the last checkpoint
         self.why_again = "resumed"  # for the journal
         self._stopping = Stopping(config.checkpoint.grace_s)
+        self._peaks = Peaks()
         self._root: Path | None = None  # with the files of the checkpoint to go on from
 
     # ---- what each flow has of its own ----
@@ -118,7 +126,6 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         self._stack.enter_context(lease.held(wait_s=_LEASE_S + 5))  # a run that was killed holds it for a little longer
         self.saving.store.remove_drafts()
         Mark(flow_run=self.flow_run, checkpoints=url, step=origin.step if origin else None, starts=starts).write(directory)
-        point_latest(directory)
         return directory
 
     def _count_starts(self, origin: Origin | None) -> int:
@@ -150,13 +157,15 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
         self.saving.restore_lines(self._root)
         super()._open_files()
         for row in read_lines(self.directory.metrics):
+            self._peaks.see(row)
             self.publisher.update(row.pop("step"), row)
 
     def _prepare(self) -> Prepared:
         self._prepared = prepared = super()._prepare()
         self.saving.check(prepared.model_path)
         width = 4 if self.config.policy.dtype == "float32" else 2
-        for warning in self.saving.check_room(prepared.model_path, width, prepared.steps, self._exports, reference=self._has_reference):
+        room = self.saving.check_room(prepared.model_path, width, prepared.steps, self._exports, reference=self._has_reference)
+        for warning in [*room, *check_memory(self.config, ModelShape.of(check_model_dir(prepared.model_path)))]:
             self.say(warning)
         return self._prepared
 
@@ -211,6 +220,13 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
                 f"and ended. Free some, and start again with resume={self.directory.root}"
             )
 
+    def record(self, step: int, metrics: dict[str, float]) -> None:
+        self._peaks.see(metrics)
+        super().record(step, metrics)
+
+    def _memory(self) -> dict[str, MemoryUse]:
+        return self._peaks.compared(stages(planned_memory(self.config))) if self._peaks else {}
+
     def save(self, step: int) -> None:
         """One cut after this step; its files are written while the run goes on."""
         self.close_step_before()
@@ -233,6 +249,11 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
     def _export(self, target: Path) -> None:
         self.saving.require_export()
         export_hf(self.namespace, str(target), self.config.deadlines.policy_stage)
+        if self.saving.store.directory is None:
+            try:
+                publish_hf(quoted(self.saving.store), target)
+            except ConfigError as error:  # the run is done, and its model stands here
+                self.say(f"{target} could not be copied to where the checkpoints are: {error}")
 
     def _load_best(self) -> bool:
         """The weights become those of the best checkpoint. False: they are, or none was validated."""
@@ -243,11 +264,6 @@ class TrainingSession[C: BaseRunConfig](Session[C, RunActors]):
             load_weights(self.namespace, root / best.folder, None, self._optimizer, self.config.checkpoint.timeout_s)
         self.progress.note(f"exported: also the weights after step {best.step}, the best validation")
         return True
-
-    def say(self, line: str) -> None:
-        """A warning, into the flow's log and to the terminal."""
-        get_run_logger().warning(line)
-        self.progress.note(line)
 
     # ---- losses ----
 

@@ -5,7 +5,7 @@ Which stages run again after a failure of the infrastructure (`transient`):
 | task | again | because |
 |---|---|---|
 | logprob, ref-logprob | yes | the same values under the same keys, written over what is there |
-| advantage | yes | a pure function of the tags, likewise |
+| advantage | yes | a pure function of tags and columns, likewise |
 | refit | yes | the present weights under their version, once more |
 | validate, validation-loss | yes | they change nothing |
 | clear of an sft step, data-plane metrics | yes | forgetting twice is no error; metrics are read |

@@ -59,17 +59,26 @@ def export_hf(namespace: str, path: str, timeout_s: float) -> str:
     return path
 
 
+@task(name="publish-hf", task_run_name="publish-{path.name}", **STAGE)
+def publish_hf(store: CheckpointStore, path: Path) -> None:
+    """As `CheckpointStore.mirror`, under the directory's own name."""
+    store.mirror(path, path.name)
+
+
 @task(name="checkpoint", task_run_name="checkpoint-{step}", **STAGE)
-def checkpoint(namespace: str, step: int, directory: Path, store: CheckpointStore, journal_since: int | None, timeout_s: float) -> Cut:
+def checkpoint(
+    namespace: str, step: int, directory: Path, store: CheckpointStore, journal_since: int | None, timeout_s: float, cut_s: float
+) -> Cut:
     """One cut, between two steps. The policy's files are still being written when this returns.
 
     Args:
         directory: of the draft. store: keeps the journal's lines since the checkpoint before.
         journal_since: number of the journal's first line that is wanted; None: the run has no ledger.
+        timeout_s: longest wait for the policy. cut_s: for the collector, `Deadlines.cut`.
     """
     saved = ask(namespace, names.POLICY, timeout_s + _GRACE_S, PolicyGroup.begin_save, str(directory / POLICY), timeout_s)
     metrics = {f"checkpoint/{name}": value for name, value in saved.items()}
-    ask(namespace, names.COLLECTOR, timeout_s, Collector.cut, str(directory), step)  # of sft: SupervisedCollector.cut
+    ask(namespace, names.COLLECTOR, cut_s, Collector.cut, str(directory), step)  # of sft: SupervisedCollector.cut
     if journal_since is None:
         return Cut(metrics)
     line = ask(namespace, names.LEDGER, timeout_s, LedgerActor.cut_line)
@@ -108,14 +117,14 @@ def keep_reference(namespace: str, directory: Path, timeout_s: float) -> None:
 
 
 @task(name="restore", task_run_name="restore", **STAGE)
-def restore(namespace: str, directory: Path, reference: Path | None, optimizer: OptimizerConfig, timeout_s: float) -> None:
-    """The actors go on where the checkpoint in this directory was taken.
+def restore(namespace: str, directory: Path, reference: Path | None, optimizer: OptimizerConfig, timeout_s: float, cut_s: float) -> None:
+    """The actors go on where the checkpoint in this directory was taken. Waits as of `checkpoint`.
 
     Raises:
         CheckpointError: a part is damaged, or of another model.
     """
     _load(namespace, directory, reference, optimizer, timeout_s)
-    ask(namespace, names.COLLECTOR, timeout_s, Collector.restore, str(directory))
+    ask(namespace, names.COLLECTOR, cut_s, Collector.restore, str(directory))
 
 
 @task(name="load-weights", task_run_name="load-weights", **STAGE)

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import ray
+from ray._private.node import Node
 
 from configs import settings
 from configs.base import ConfigError
@@ -36,16 +38,22 @@ def cluster(config: RayConfig, namespace: str, num_cpus: int, num_gpus: int | No
         yield from _cluster(config, namespace, num_cpus, num_gpus, place)
 
 
-def _cluster(config: RayConfig, namespace: str, num_cpus: int, num_gpus: int | None, place: Path) -> Iterator[str]:
+def joined(config: RayConfig) -> str | None:
+    """The address of the cluster that a run joins; None: it starts one of its own."""
     address = config.address or settings.ray_address()
+    return None if address == "local" else address
+
+
+def _cluster(config: RayConfig, namespace: str, num_cpus: int, num_gpus: int | None, place: Path) -> Iterator[str]:
+    address = joined(config)
     # ray.init puts its own SIGTERM handler in place of Prefect's, and a cancelled run would then end as Crashed.
     handler = signal.getsignal(signal.SIGTERM)
-    if address and address != "local":
+    if address:
         probe(address)
         _join(address, namespace)
         where = f"the Ray cluster at {address}"
     else:
-        with _interruptible_children():
+        with _interruptible_children(), _bare_head():
             ray.init(
                 address="local",
                 namespace=namespace,
@@ -117,6 +125,19 @@ def probe(address: str) -> None:
 def _restore(handler: object) -> None:
     with suppress(ValueError):  # not the main thread: there was no handler of ours to lose
         signal.signal(signal.SIGTERM, handler)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _bare_head() -> Iterator[None]:
+    """Clusters that start inside the block have no autoscaler, and no dashboard's process to send usage statistics: a quarter of the CPU
+    time of Ray's start, in which ray.init waits for the second. It has no option for either.
+    """
+    with patch.multiple(Node, start_monitor=_start_nothing, start_api_server=_start_nothing):
+        yield
+
+
+def _start_nothing(_: Node, **__: Any) -> None:
+    """In place of a method that starts a process of a head node."""
 
 
 @contextmanager

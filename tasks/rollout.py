@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from prefect import get_run_logger, task
@@ -22,6 +22,7 @@ from actors.rollout.inputs import StepInputs
 from actors.rollout.ledger_actor import LedgerActor
 from actors.rollout.ledger_types import Claim
 from actors.rollout.samples import Sample, SlowSample
+from configs.rollout import RolloutConfig
 from configs.staleness import AsyncConfig
 from tasks import events
 from tasks.advantage import by_group, zero_variance
@@ -47,29 +48,33 @@ class Rollout(BaseModel, frozen=True):
 
 @task(name="rollout", task_run_name="rollout-{step}", **STAGE)
 @withdrawable
-def rollout(namespace: str, step: int, groups: int, rules: AsyncConfig, replaces: bool) -> Rollout:
-    """Wait for `groups` groups and take them.
+def rollout(namespace: str, step: int, wanted: RolloutConfig, rules: AsyncConfig, sleep_s: float | None) -> Rollout:
+    """Wait for the step's groups and take them.
 
     Args:
         rules: of the ledger.
-        replaces: throw groups without reward variance away and take others, in at most `most_claims_per_step` claims; what the last of
-            them brings is kept as it is.
+        sleep_s: let the engines sleep when all groups are there, within so many seconds; None: they stay awake.
 
     Raises:
         LedgerStalledError: they will not come. ActorGoneError, ActorTimeoutError: the ledger or the collector is lost.
+        EngineDiedError: an engine is, when it was to sleep.
     """
-    taken, metrics = _wait_for(namespace, groups, rules)
-    claims, dropped = [taken], 0
-    while replaces and len(claims) < rules.most_claims_per_step:
-        dead = sorted({claims[-1].meta.tags[rows[0]]["prompt_uid"] for rows in zero_variance(claims[-1].meta)})
-        if not dead:
-            break
+    dropped: list[str] = []
+    metrics: dict[str, float] = {}
+
+    def claim(count: int) -> Claim:
+        nonlocal metrics
+        taken, metrics = _wait_for(namespace, count, rules)
+        return taken
+
+    def drop(dead: list[str]) -> None:
         ask(namespace, names.LEDGER, _ANSWER_S, LedgerActor.drop, dead, "zero_variance")
-        get_run_logger().info("%d of %d groups have no reward variance; taking others", len(dead), len(claims[-1].uids))
-        claims[-1] = _without(claims[-1], dead)
-        taken, metrics = _wait_for(namespace, len(dead), rules)
-        claims.append(taken)
-        dropped += len(dead)
+        get_run_logger().info("%d groups have no reward variance; taking others", len(dead))
+        dropped.extend(dead)
+
+    claims = fill(wanted.prompts_per_step, wanted.most_gen_batches, claim, drop)
+    if sleep_s is not None:  # before the trainer hears of the groups: it needs the memory
+        ask(namespace, names.COLLECTOR, sleep_s, Collector.sleep_engines)
     meta = KVBatchMeta.concat([taken.meta for taken in claims])
     report = ask(namespace, names.COLLECTOR, _ANSWER_S, Collector.report)
     return Rollout(
@@ -79,9 +84,32 @@ def rollout(namespace: str, step: int, groups: int, rules: AsyncConfig, replaces
         slowest=report.slowest,
         metrics=metrics
         | report.metrics
-        | {"groups/replaced": float(dropped)}
+        | {"groups/replaced": float(len(dropped)), "groups/gen_batches": float(len(claims))}
         | staleness([age for taken in claims for age in taken.ages], meta),
     )
+
+
+def fill(groups: int, most_batches: int, claim: Callable[[int], Claim], drop: Callable[[list[str]], None]) -> list[Claim]:
+    """Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): groups without reward variance are thrown away, and others take their place.
+
+    Where the ledger admits one step's groups only, the others are generated for this step, under the weights that it trains.
+
+    Args:
+        most_batches: largest number of claims. What the last one brings is kept as it is.
+        claim: waits for so many groups and takes them. drop: throws groups away, by their uids.
+
+    Returns:
+        What is left of each claim: `groups` in all, none without variance but for those of the last of `most_batches` claims.
+    """
+    claims = [claim(groups)]
+    while len(claims) < most_batches:
+        dead = sorted({claims[-1].meta.tags[rows[0]]["prompt_uid"] for rows in zero_variance(claims[-1].meta)})
+        if not dead:
+            break
+        drop(dead)
+        claims[-1] = _without(claims[-1], dead)
+        claims.append(claim(len(dead)))
+    return claims
 
 
 @task(name="settle", task_run_name="clear-{step}", **STAGE)

@@ -15,7 +15,7 @@ import ray
 
 from actors import names
 from actors.data_plane import transfer_queue as queue
-from actors.waiting import ActorTimeoutError, outcomes
+from actors.waiting import ActorTimeoutError, outcomes, signals
 from tasks.handles import RunActors
 
 _ANSWER_S = 15.0
@@ -49,7 +49,8 @@ def end(handles: Mapping[str, Any]) -> None:
 
 def _let_leave(policy: Any) -> None:
     for leave in (policy.close, policy.__ray_terminate__, policy.__ray_ready__):  # the last is answered by its death
-        done, _ = ray.wait([leave.remote()], timeout=_LEAVE_S)
+        with signals():
+            done, _ = ray.wait([leave.remote()], timeout=_LEAVE_S)
         if not done:
             return
 

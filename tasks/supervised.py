@@ -39,7 +39,7 @@ def supervised_batch(namespace: str, step: int, timeout_s: float) -> SupervisedB
 
 @task(name="validation-loss", task_run_name="validation-loss-{step}", **RETRIED)
 def validation_loss(namespace: str, step: int, timeout_s: float) -> float:
-    """Mean negative log-likelihood per response token over all held-out samples, in nats."""
+    """Mean negative log-likelihood per response token over all held-out samples, in nats; with objective dpo its mean over pairs."""
     total = tokens = 0.0
     for index in range(ask(namespace, names.COLLECTOR, timeout_s, SupervisedCollector.validation_batches)):
         meta = ask(namespace, names.COLLECTOR, timeout_s, SupervisedCollector.validation_batch, index)
@@ -47,6 +47,7 @@ def validation_loss(namespace: str, step: int, timeout_s: float) -> float:
             found = ask(namespace, names.POLICY, timeout_s, PolicyGroup.evaluate, meta)
         finally:
             ask(namespace, names.COLLECTOR, timeout_s, SupervisedCollector.clear, meta)
-        total += found["loss"] * found["response_tokens"]
-        tokens += found["response_tokens"]
+        weight = found.get("pairs", found["response_tokens"])  # what the loss is a mean over
+        total += found["loss"] * weight
+        tokens += weight
     return total / tokens

@@ -22,8 +22,9 @@ def begin_warm_start(namespace: str, optimizer: OptimizerConfig, timeout_s: floa
 
 @task(name="warm-start", task_run_name="warm-start-{first}-to-{last}", **STAGE)
 def warm_start(namespace: str, first: int, last: int, timeout_s: float) -> list[dict[str, float]]:
-    """Supervised steps first..last. Returns each one's metrics."""
+    """Supervised steps first..last, beside engines that sleep, if they may; a refit follows. Returns each step's metrics."""
     history = []
+    ask(namespace, names.COLLECTOR, timeout_s, Collector.sleep_engines)
     for step in range(first, last + 1):
         batch = ask(namespace, names.COLLECTOR, timeout_s, Collector.supervised, step)
         try:

@@ -18,6 +18,7 @@ from configs import settings
 
 settings.apply_defaults()
 settings.set_for_process(PREFECT_API_URL="")  # else the prefect.toml of a `make up` in this directory would name one
+settings.set_for_process(GRPO_FLOWS_DEFAULTS="")  # offline, as if by the user's will: no test asks a hub outside
 
 import ray  # noqa: E402  (after the settings: they are read at import)
 

@@ -88,7 +88,7 @@ def test_overrides(name: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", ["x" * 5000 + ".yaml", "\x00.yaml", "x" * 5000, "\x00", "\ud800"])
 def test_names_of_recipes(name: str) -> None:
-    with pytest.raises(ConfigError, match="no recipe"):
+    with pytest.raises(ConfigError, match=r"there is no file|no recipe"):
         load(name)
 
 

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 PRELOADED = ("torch", "tensordict", "transformers", "megatron.core.models.gpt", "vllm.engine.arg_utils", "vllm.v1.worker.cpu_model_runner")
 OWN_PROCESS = {"env_vars": {"TESTS_ZYGOTE": ""}}
+NAMESPACES = ("/proc/self/ns/net", "/proc/self/ns/mnt")  # of a node of tests/nodes.py
 
 # `launch` must be quick: what it does not need is imported where it is needed.
 
@@ -44,7 +45,7 @@ def launch(arguments: Sequence[str], address: str) -> None:
         except OSError:
             return  # the session of tests has ended
         request = json.dumps([program, environment, os.getcwd()]).encode()
-        socket.send_fds(connection, [len(request).to_bytes(8, "big")], [1, 2])
+        socket.send_fds(connection, [len(request).to_bytes(8, "big")], [1, 2, *(os.open(place, os.O_RDONLY) for place in NAMESPACES)])
         connection.sendall(request)
         connection.recv(1)
     os._exit(0)
@@ -79,14 +80,14 @@ def serve(address: str) -> None:
                 return
             if key.fileobj is listener:
                 connection, _ = listener.accept()
-                request, outputs = _receive(connection)
+                request, given = _receive(connection)
                 pid = os.fork()
                 if pid == 0:
                     selector.close()
                     for held in (listener, connection, *(other for other, _ in launchers.values())):
                         held.close()  # a launcher waits until nobody holds its connection
-                    return _become(request, outputs)
-                for fd in outputs:
+                    return _become(request, given)
+                for fd in given:
                     os.close(fd)
                 launchers[pid] = connection, os.pidfd_open(pid)
                 for fd in (connection.fileno(), launchers[pid][1]):
@@ -103,23 +104,27 @@ def serve(address: str) -> None:
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
-    header, outputs, _, _ = socket.recv_fds(connection, 8, 2)
+    header, given, _, _ = socket.recv_fds(connection, 8, 2 + len(NAMESPACES))
     request = b""
     while len(request) < int.from_bytes(header, "big"):
         request += connection.recv(2**16)
-    return request, outputs
+    return request, given
 
 
-def _become(request: bytes, outputs: list[int]) -> None:
+def _become(request: bytes, given: list[int]) -> None:
     import atexit
     import json
     import runpy
 
     os.setpgid(0, 0)  # the raylet kills the process group of a worker that has ended
     arguments, environment, directory = json.loads(request)
-    for fd, output in enumerate(outputs, start=1):
+    for place, namespace in zip(NAMESPACES, given[2:], strict=True):
+        if os.fstat(namespace).st_ino != os.stat(place).st_ino:
+            os.setns(namespace)
+    for fd, output in enumerate(given[:2], start=1):
         os.dup2(output, fd)
-        os.close(output)
+    for fd in given:
+        os.close(fd)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     os.environ.clear()

@@ -93,6 +93,16 @@ class CheckpointStore:
         """As `keep_file`, of a local file, which may be large."""
         return {name: self._folder.put(source, name)}
 
+    def mirror(self, directory: Path, name: str) -> None:
+        """Copy a Hugging Face directory to `name` below the URL, in place of what is there; config.json last: nothing loads one without.
+
+        Raises:
+            ConfigError: the store cannot be reached.
+        """
+        self._folder.remove(name)
+        for file in sorted(_files(directory), key=lambda file: (file == "config.json", file)):
+            self._folder.put(directory / file, f"{name}/{file}")
+
     def publish(self, draft: Draft, manifest: Manifest, rules: CheckpointConfig) -> Manifest:
         """Make the draft a checkpoint, and remove those that need not stay.
 

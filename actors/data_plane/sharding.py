@@ -51,7 +51,7 @@ class ShardPlan:
         micro_batches: every row of `meta` once, in order.
         packed: the layout of all of them.
         global_tokens: response tokens in the whole batch (all ranks): the denominator of token_mean.
-        global_sequences: samples in the whole batch: the denominator of sequence_mean. Neither counts rows with the tag `dropped`.
+        global_sequences: samples in the whole batch: the denominator of sequence_mean. Neither counts rows with the tag `masked`.
     """
 
     meta: KVBatchMeta
@@ -107,7 +107,7 @@ def plan_batch(meta: KVBatchMeta, batching: BatchingConfig, *, data_parallel: in
         ranks = _packed(meta.sequence_lengths, batching, data_parallel, align, sequence_align)
     else:
         ranks = (_padded if batching.mode == "padded" else _dynamic)(meta.sequence_lengths, batching, data_parallel, align)
-    counted = [tag for tag in meta.tags if not tag.get("dropped")]  # the others' sample_mask is 0
+    counted = [tag for tag in meta.tags if not tag.get("masked")]  # the others' sample_mask is 0
     totals = {"global_tokens": sum(int(tag["response_length"]) for tag in counted), "global_sequences": max(1, len(counted))}
     shards = tuple(_shard(meta, parts, packed=batching.mode == "packed", **totals) for parts in ranks)
     computed = sum(part.shape[0] * part.shape[1] for parts in ranks for part in parts)

@@ -24,7 +24,8 @@ from actors.environments.scoring.wire import one_line
 from actors.environments.scoring.zygote import Start
 from actors.heap import freeze_heap
 from configs.environment import EnvironmentConfig
-from configs.rewards import AnyReward, JudgeReward, ScoringConfig
+from configs.rewards import AnyReward, JudgeReward, ScoringConfig, gathered_of
+from configs.run import ScoredConfig
 from configs.secrets import know, resolve
 
 if TYPE_CHECKING:
@@ -109,6 +110,20 @@ class EnvironmentActor:
         """scoring/replaced: processes that were killed or died so far; and what the judges say of themselves."""
         found = {"scoring/replaced": float(self._pool.replaced)} if self._pool else {}
         return found | (self._judges.metrics() if self._judges else {})
+
+
+def keys_and_secrets(config: ScoredConfig, source: EnvironmentConfig) -> tuple[dict[str, str], dict[str, str]]:
+    """The judges' keys by label, and the other secrets of environment and rewards: looked up in this process, for actors elsewhere.
+
+    Raises:
+        ConfigError: a reference to something that is not there.
+    """
+    keys = {
+        reward.label: resolve(reward.api_key, f"rewards.{reward.label}.api_key")
+        for reward in config.paid
+        if isinstance(reward, JudgeReward) and reward.api_key is not None
+    }
+    return keys, source.gathered("environment") | gathered_of(config.paid)
 
 
 class _Judges:

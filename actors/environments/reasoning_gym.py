@@ -6,6 +6,7 @@ train       task_options, or a level of the task's curriculum ──► problems
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import logging
 import warnings
@@ -13,11 +14,15 @@ from collections.abc import Iterable
 from typing import Any
 
 from actors.environments.base import Environment, Problem, Split
-from configs.base import ConfigError
+from actors.unused import without
+from configs.base import ConfigError, did_you_mean
 from configs.curriculum import CurriculumConfig
 from configs.environment import EnvironmentConfig, SourceConfig
 
-with warnings.catch_warnings():
+# cellpylib, which reasoning_gym has for the game of life, could plot.
+_PLOTS = ("matplotlib", "matplotlib.pyplot", "matplotlib.animation", "matplotlib.collections", "mpl_toolkits", "mpl_toolkits.mplot3d")
+
+with warnings.catch_warnings(), without(*_PLOTS):
     warnings.simplefilter("ignore", SyntaxWarning)  # a dependency of reasoning_gym compares with `is`
     import reasoning_gym
     from reasoning_gym.factory import DATASETS, create_curriculum, has_curriculum
@@ -43,6 +48,10 @@ class ReasoningGymEnvironment(Environment):
         assert task is not None  # SourceConfig checks it
         if task not in DATASETS:
             raise ConfigError(f"environment.task: reasoning_gym has no task {task!r}; near it: {_near(task, DATASETS)}")
+        names = [field.name for field in dataclasses.fields(DATASETS[task][1])]
+        if unknown := [name for name in options if name not in names]:
+            hint = did_you_mean(unknown[0], names, f"it has {', '.join(names)}")
+            raise ConfigError(f"environment.task_options: reasoning_gym's {task!r} has no option {unknown[0]!r}; {hint}")
         # Twice the train size in numbers: those that repeat a validation question are passed over.
         self._task, self._options = task, options | {"seed": seed, "size": 2 * train_size}
         try:

@@ -8,7 +8,7 @@ from actors.environments.base import Environment
 from actors.environments.hosted import hosted
 from configs.base import ConfigError
 from configs.environment import EnvironmentConfig, SourceConfig
-from configs.import_path import imported
+from configs.import_path import imported, said
 
 
 def build(config: EnvironmentConfig, seed: int) -> Environment:
@@ -54,7 +54,7 @@ def imported_here(config: EnvironmentConfig) -> Environment:
         config: of the kind `python`, its secrets resolved.
 
     Raises:
-        ConfigError: no such class, or options that it does not take.
+        ConfigError: no such class, options that it does not take, or what its constructor raises.
     """
     assert config.import_path is not None  # EnvironmentConfig checks it
     cls = imported(config.import_path, "environment.import_path")
@@ -64,5 +64,10 @@ def imported_here(config: EnvironmentConfig) -> Environment:
         inspect.signature(cls).bind(**config.options)
     except TypeError as error:
         raise ConfigError(f"environment.options: {config.import_path!r} does not take them: {error}") from None
-    environment: Environment = cls(**config.options)
+    try:
+        environment: Environment = cls(**config.options)
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001  (a user's class may raise anything)
+        raise ConfigError(f"environment.import_path: {said(error)}") from None
     return environment

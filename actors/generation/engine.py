@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from actors import node
+from actors.files import Files, at_this_node
 from actors.generation.mailboxes import Mailboxes
 from actors.generation.types import (
     EngineFailedError,
@@ -94,14 +95,14 @@ class Engine:
     As an actor it takes at the same time `submit` and `abort` (in order), up to `COLLECTORS` waiting `collect`, one update, and `health`.
     """
 
-    def __init__(self, config: GenerationConfig, model_path: str, seed: int, eos_token_ids: Sequence[int]) -> None:
+    def __init__(self, config: GenerationConfig, model: str | Files, seed: int, eos_token_ids: Sequence[int]) -> None:
         """
         Args:
-            model_path: Hugging Face directory with config.json and *.safetensors.
+            model: Hugging Face directory with config.json and *.safetensors.
             seed: vLLM's own; each request carries the seed of its response.
             eos_token_ids: a response ends with the first of these; the token is part of it.
         """
-        self._config, self._model_path, self._seed, self._eos = config, model_path, seed, tuple(eos_token_ids)
+        self._config, self._model, self._seed, self._eos = config, model, seed, tuple(eos_token_ids)
         self._state: EngineState = "new"
         self._failure = ""
         self._lock = threading.Lock()  # of the state, `_open` and `_owners`
@@ -114,6 +115,7 @@ class Engine:
         self._executor: Executor
         self._layout: WeightLayout
         self._incarnation = uuid.uuid4().hex
+        self._has_weights = True  # in host memory, while it sleeps
         self._stale = _started_again()
         if self._stale:  # not here: a constructor that raises would end the actor for good, and one that is slow hides its health
             threading.Thread(target=self._start_again, name="start-again", daemon=True).start()
@@ -127,12 +129,13 @@ class Engine:
         if self._state != "new":
             raise RuntimeError(f"ready: the engine is {self._state}, not new")
         started = time.monotonic()
-        self._layout = read_layout(self._model_path)
+        model_path = at_this_node(self._model)
+        self._layout = read_layout(model_path)
         prepare_process(self._config)
         from actors.generation import in_process, sampling, streaming, vllm_executors
 
         self._sampling, self._job = sampling, vllm_executors.Job
-        arguments = vllm_executors.engine_arguments(self._config, self._model_path, self._seed, self._transport.backend)
+        arguments = vllm_executors.engine_arguments(self._config, model_path, self._seed, self._transport.backend)
         if self._config.executor == "in_process":
             self._executor = in_process.InProcess(arguments, self)
         else:
@@ -262,8 +265,11 @@ class Engine:
         self._transport.incoming(transfer_id).close(reason)
 
     @ray.method(concurrency_group="update")
-    def sleep(self) -> None:
+    def sleep(self, keep_weights: bool = False) -> None:
         """Free GPU memory until the next `update_weights` or request, as `GenerationConfig.sleep_level` says. Idempotent.
+
+        Args:
+            keep_weights: in host memory, also at level 2: those that it was started with are still wanted.
 
         Raises:
             RuntimeError: requests run, or the level is 0. EngineFailedError: vLLM raised.
@@ -277,12 +283,9 @@ class Engine:
             if self._executor.asleep:
                 return
             with self._vllm("sleep"):
-                self._executor.sleep(self._config.sleep_level, self._config.timeout_s)
-
-    @ray.method(concurrency_group="health")
-    def node(self) -> str:
-        """The address of this engine's node."""
-        return node.address()
+                level = 1 if keep_weights else self._config.sleep_level
+                self._executor.sleep(level, self._config.timeout_s)
+                self._has_weights = level == 1
 
     @ray.method(concurrency_group="health")
     def health(self) -> EngineHealth:
@@ -343,7 +346,7 @@ class Engine:
         with self._updating:
             if not self._executor.asleep:
                 return
-            if self._config.sleep_level > 1:
+            if not self._has_weights:
                 raise RequestError("the engine sleeps, and has thrown its weights away (generation.sleep_level 2): refit it first")
             self._executor.wake_up(self._config.timeout_s)
 
@@ -372,7 +375,7 @@ def _started_again() -> bool:
 
 
 def engine_actor_class(cls: type[Engine] = Engine) -> Any:
-    """`Engine` for Ray: `.options(name=..., namespace=..., num_cpus=..., num_gpus=...).remote(config, model_path, seed, eos_ids)`.
+    """`Engine` for Ray: `.options(name=..., namespace=..., num_cpus=..., num_gpus=...).remote(config, model, seed, eos_ids)`.
 
     On a CPU give OMP_WAIT_POLICY=passive in the options' runtime_env (OpenMP reads it before any code of ours runs): on cores that
     other actors use too, threads that spin made generation 5 to 7 times slower (two threads, two cores, load 10).

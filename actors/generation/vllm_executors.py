@@ -23,6 +23,8 @@ from vllm.v1.engine.output_processor import OutputProcessor
 
 from actors.generation.types import GenerationTimeoutError, UpdateOptions
 from actors.generation.versions import Segments, TokenVersions
+from actors.models.hf import check_model_dir
+from actors.models.memory_parts import ModelShape, share_of_gpu
 from actors.refit.transport import UpdateInfo
 from configs.rollout import GenerationConfig
 
@@ -98,7 +100,7 @@ class Executor(ABC):
 
 def engine_arguments(config: GenerationConfig, model_path: str, seed: int, transfers: str) -> dict[str, Any]:
     """Keyword arguments of vLLM's EngineArgs. `transfers` is `Transport.backend`."""
-    return {
+    return _memory(config, model_path) | {
         "model": model_path,
         "seed": seed,
         "dtype": config.dtype,
@@ -106,13 +108,12 @@ def engine_arguments(config: GenerationConfig, model_path: str, seed: int, trans
         "max_num_seqs": config.max_num_seqs,
         "tensor_parallel_size": config.tensor_parallel_size,
         "distributed_executor_backend": f"{_MEETING}.{'OneWorker' if config.tensor_parallel_size == 1 else 'SeveralWorkers'}",
-        "gpu_memory_utilization": config.gpu_memory_utilization,
-        "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),  # read on a CPU too; VLLM_CPU_KVCACHE_SPACE takes whole GiB only
         "enforce_eager": config.enforce_eager,
         "enable_prefix_caching": config.enable_prefix_caching,
         # A prompt cut in two rewinds its request's random generator, which only CUDA generators can (vLLM's gpu_model_runner).
         "enable_chunked_prefill": False if current_platform.is_cpu() else None,
         "skip_tokenizer_init": True,  # tokens in, tokens out
+        "load_format": "hf",  # not "auto", which takes a file consolidated*.safetensors for the weights
         "generation_config": "vllm",  # not the directory's generation_config.json: the requests say all
         "logprobs_mode": "processed_logprobs",  # after temperature and top_p
         "enable_sleep_mode": config.sleep_level > 0,
@@ -121,6 +122,16 @@ def engine_arguments(config: GenerationConfig, model_path: str, seed: int, trans
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
+
+
+def _memory(config: GenerationConfig, model_path: str) -> dict[str, Any]:
+    # Read on a CPU too, where VLLM_CPU_KVCACHE_SPACE takes whole GiB only.
+    arguments: dict[str, Any] = {"kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30)}
+    if not current_platform.is_cpu():
+        # With the cache's bytes given, vLLM only checks that this share of the GPU is free: what this engine needs, beside a trainer.
+        total = current_platform.get_device_total_memory()
+        arguments["gpu_memory_utilization"] = share_of_gpu(ModelShape.of(check_model_dir(model_path)), config, total)
+    return arguments
 
 
 def prompt_input(job: Job, version: int) -> TokensInput:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -18,6 +19,7 @@ from actors.storage import reason
 from configs.base import ConfigError
 from configs.policy import ParallelConfig
 
+_POINTER = b"version https://git-lfs.github.com/spec/"
 SUPPORTED = ("llama", "qwen2", "qwen3")
 # Megatron's rope scaling has these three of Llama 3.1 built in; only the factor can be set.
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -36,7 +38,11 @@ def check_model_dir(path: str) -> Any:
         raise ConfigError(f"model.path: there is no directory {path}")
     if not (directory / "config.json").is_file():
         raise ConfigError(f"model.path: {path} has no config.json: give a model directory in Hugging Face format")
-    weight_files(directory)
+    for file in sorted(directory.iterdir()):
+        if is_pointer(file):
+            raise ConfigError(f"model.path: {file} is a git-lfs pointer and not the file itself: run `git lfs pull` where it is from")
+    with open_weights(path):
+        pass  # their headers are whole
     try:
         config = AutoConfig.from_pretrained(path)
     except Exception as error:  # each model's configuration in transformers has checks, and exceptions, of its own
@@ -58,6 +64,27 @@ def check_model_dir(path: str) -> Any:
     return config
 
 
+def check_teacher_dir(path: str, source: str = "") -> Any:
+    """As `check_model_dir`, of the directory that policy.teacher has for a source; "": for all others."""
+    try:
+        return check_model_dir(path)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("model.path", teacher_field(source))) from None
+
+
+def teacher_field(source: str) -> str:
+    """The setting that names the teacher of a source."""
+    return f"policy.teacher.sources.{source}" if source else "policy.teacher.path"
+
+
+def is_pointer(file: Path) -> bool:
+    """Whether git-lfs has left a few lines in place of the file."""
+    if not file.is_file():
+        return False
+    with file.open("rb") as opened:
+        return opened.read(len(_POINTER)) == _POINTER
+
+
 class _Index(BaseModel):
     weight_map: dict[str, str]
 
@@ -65,7 +92,7 @@ class _Index(BaseModel):
 def weight_files(directory: Path) -> list[Path]:
     """The safetensors files that hold the weights: those that the index names, else model.safetensors.
 
-    Other safetensors files (a consolidated copy, an adapter) are left alone, as transformers does.
+    Other safetensors files (a consolidated copy, an adapter) are left alone, as transformers does; but see `check_engine_reads`.
 
     Raises:
         ConfigError: there are none, one that the index names is missing, or the index is damaged.
@@ -82,6 +109,21 @@ def weight_files(directory: Path) -> list[Path]:
             "with all its parts) is needed, which save_pretrained writes"
         )
     return [directory / name for name in names]
+
+
+def check_engine_reads(path: str) -> None:
+    """vLLM takes the same weights from the directory as the policy: without an index it loads every safetensors file that it finds there.
+
+    Raises:
+        ConfigError: there are others, and no index.
+    """
+    directory = Path(path)
+    others = sorted(file.name for file in directory.glob("*.safetensors") if file.name != "model.safetensors")
+    if others and not (directory / "model.safetensors.index.json").is_file():
+        raise ConfigError(
+            f"model.path: {path} has {others[0]} beside model.safetensors, and vLLM would load both: move it out of the directory "
+            f"({len(others)} such file(s))"
+        )
 
 
 @contextmanager
@@ -109,6 +151,11 @@ def tensor_shapes(path: str) -> dict[str, tuple[int, ...]]:
     """
     with open_weights(path) as files:
         return {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()}
+
+
+def parameter_count(path: str) -> int:
+    """Parameters of the directory's weights. Raises: as `tensor_shapes`."""
+    return sum(math.prod(shape) for shape in tensor_shapes(path).values())
 
 
 def save_model_dir(directory: Path, source: Path, weights: Mapping[str, torch.Tensor], dtype: str) -> None:

@@ -1,166 +1,232 @@
-"""What a run will need of each GPU's memory, from shapes and settings alone: printed by --dry-run, and checked before anything starts.
+"""What each GPU of a run holds over the phases of a step, from shapes and settings alone: printed by --dry-run, checked before the start.
 
-policy worker   weights, gradients, optimizer, reference   by parameters of this rank (TP, PP; the optimizer over DP x CP as well)
-                activations, logits                        by tokens of a micro-batch; one micro-batch is alive at a time
-                refit                                      ipc: the buffer in which weights pass to engines; it stays
-engine          weights, KV cache                          by the generation settings
+              start     warm-up   rollout   logprob   train     save      refit
+    worker    loads     passes    rests     passes    passes    rests     sends
+    engines   load      *         awake     *         *         *         wake, and take the weights        on a GPU that they share
 
-An estimate: docs/gpu.md sets it beside what was measured.
+* asleep with generation.sleep_level, else awake. A sleeping engine keeps its context and its CUDA graphs. Before engines wake, the worker
+gives back what its passes left in torch's cache. Checkpoints are copied to host memory: the GPU holds one gathered weight for them.
+
+memory_parts.py has what one process holds; memory_advice.py looks for the setting with which a plan would fit.
 """
 
 from __future__ import annotations
 
-import shutil
-import subprocess
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
-from actors.models.hf import head_dim
+from actors.models import memory_parts as parts
+from actors.models.memory_parts import GIB, ModelShape, Parts
+from actors.node import query_gpus
 from configs.base import ConfigError
 from configs.policy import PolicyConfig
 from configs.rollout import GenerationConfig
+from configs.run import BaseRunConfig, RunConfig
 
-GIB = 2**30
-# Libraries' workspaces, gradients on their way to the buffers, and what the allocator cannot use: measured as reserved memory above
-# the other parts, 0.5 B shape, 512 to 8,192 tokens, with CUDA graphs.
-WORKSPACE_BYTES = 1.4 * GIB
-# The driver's share of each process, outside torch's allocator.
-CONTEXT_BYTES = 0.5 * GIB
-# Logits of one slice on one rank, with a gradient on CUDA: below 4 GiB in bfloat16 the backward pass keeps them; others are computed again.
-CUDA_KEPT_ELEMENTS = 2**31
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-# Bytes on one GPU, by part.
-Parts = dict[str, float]
+PhaseName = Literal["start", "warm-up", "rollout", "logprob", "train", "save", "refit"]
+WARN_FROM = 0.9  # of a GPU's memory
+# Stages whose worker measures what it holds.
+_STAGES: dict[str, PhaseName] = {"logprob": "logprob", "ref_logprob": "logprob", "train": "train"}
+_LISTED = 5  # parts of a phase that are printed
 
 
 @dataclass(frozen=True)
-class ModelShape:
-    """Sizes of a dense decoder; `query` and `key_value` are widths: heads x size of a head."""
+class Phase:
+    """What one GPU holds at most during a phase: bytes by part, each with the process that holds it."""
 
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    query: int
-    key_value: int
-    vocab: int
-    context: int
-    tied: bool
-    qk_norm: bool
+    name: PhaseName
+    parts: Parts
 
-    @classmethod
-    def of(cls, hf: Any) -> ModelShape:
-        """From a transformers configuration; or from the `ModelConfig` of a Qwen3 that the recipe makes up, with the largest vocabulary."""
-        size = head_dim(hf)
-        return cls(
-            layers=hf.num_hidden_layers,
-            hidden=hf.hidden_size,
-            intermediate=hf.intermediate_size,
-            heads=hf.num_attention_heads,
-            query=hf.num_attention_heads * size,
-            key_value=hf.num_key_value_heads * size,
-            vocab=hf.vocab_size,
-            context=hf.max_position_embeddings,
-            tied=bool(hf.tie_word_embeddings),
-            qk_norm=getattr(hf, "model_type", "qwen3") == "qwen3",
-        )
+    @property
+    def total(self) -> float:
+        """Bytes."""
+        return sum(self.parts.values())
 
-    def parameters(self, tensor: int = 1, pipeline: int = 1) -> float:
-        """Of the fullest rank. Norms and biases, under 0.1 %, are left out.
+    @property
+    def torch_of_worker(self) -> float:
+        """Bytes that torch's allocator holds in the policy worker."""
+        names = {f"{whose}{part}" for whose in ("", "worker's ") for part in parts.OUTSIDE_TORCH}
+        own = {name: size for name, size in self.parts.items() if not name.startswith("engine")}
+        return sum(size for name, size in own.items() if name not in names)
 
-        With a pipeline that is a stage with an embedding; tied weights then lie on the first and on the last stage.
-        """
-        attention = self.hidden * (2 * self.query + 2 * self.key_value)
-        per_layer = (attention + 3 * self.hidden * self.intermediate) / tensor
-        embeddings = self.vocab * self.hidden / tensor * (1 if self.tied or pipeline > 1 else 2)
-        return self.layers / pipeline * per_layer + embeddings
+    def line(self, listed: int | None = _LISTED) -> str:
+        """The total, then the largest parts, in GiB."""
+        largest = sorted(self.parts.items(), key=lambda part: -part[1])
+        shown = [f"{name} {value / GIB:.2f}" for name, value in largest[:listed]]
+        rest = sum(value for _, value in largest[len(shown) :])
+        return f"{self.total / GIB:.1f} GiB: " + ", ".join([*shown, f"others {rest / GIB:.2f}"] if rest else shown)
 
 
-def policy_memory(shape: ModelShape, policy: PolicyConfig, longest: int) -> Parts:
-    """One worker's parts, on CUDA.
+@dataclass(frozen=True)
+class GpuPlan:
+    """One kind of GPU of the run; all of a kind hold the same.
+
+    Attributes:
+        holds: the processes: "policy worker", "engine", or both.
+    """
+
+    holds: str
+    phases: tuple[Phase, ...]
+
+    @property
+    def peak(self) -> Phase:
+        """The phase that needs most."""
+        return max(self.phases, key=lambda phase: phase.total)
+
+    def phase(self, name: PhaseName) -> Phase:
+        """The phase of that name."""
+        return next(phase for phase in self.phases if phase.name == name)
+
+
+def plan(config: BaseRunConfig, shape: ModelShape, gpus: int) -> tuple[GpuPlan, ...]:
+    """Every kind of GPU of the run.
 
     Args:
-        longest: most tokens of a sequence.
+        gpus: of the machine or cluster: with `placement: auto` they decide whether engines and workers share GPUs.
     """
-    parallel, size = policy.parallel, _BYTES[policy.dtype]
-    parameters = shape.parameters(parallel.tensor, parallel.pipeline)
-    # Megatron's distributed optimizer: two moments in float32, and master weights where the model's are narrower.
-    states = (8 if size == 4 else 12) / (parallel.data * parallel.context)
-    tokens, row = (number / parallel.context for number in micro_batch_tokens(policy, longest))
-    logits = min(tokens * shape.vocab / parallel.tensor, CUDA_KEPT_ELEMENTS)
-    parts = {
-        "weights": parameters * size,
-        "gradients": parameters * 4,
-        "optimizer": parameters * states,
-        "reference": parameters * size if policy.loss.kl_coef > 0 else 0.0,
-        # A pipeline's first stage has 1/PP of the layers, and holds the activations of PP micro-batches.
-        "activations": tokens * shape.layers * _activations(shape, policy, row),
-        "logits": logits * size,
-        "workspace": WORKSPACE_BYTES + CONTEXT_BYTES,
+    policy = config.policy
+    if not isinstance(config, RunConfig):
+        return (_gpu("policy worker", _worker(shape, policy, shape.context)),)
+    generation = config.generation
+    longest = min(shape.context, generation.max_model_len or shape.context)
+    if config.placement_on(max(gpus, 1)) != "colocated":
+        sent = parts.nccl_buffer(shape, policy, generation) if generation.refit != "host" else 0.0
+        # vLLM's receiver fills one buffer while it loads from the one before.
+        return (
+            _gpu("policy worker", _worker(shape, policy, longest, sent=sent)),
+            _gpu("engine", _engine(shape, generation, received=2 * sent, keeps=False)),
+        )
+    buffer = parts.ipc_buffer(shape, policy, generation) if generation.refit != "host" else 0.0
+    worker = _worker(shape, policy, longest, buffer=buffer, gives_back=generation.sleep_level > 0)
+    engine = _engine(shape, generation, received=buffer, keeps=True)
+    engines = max(1, generation.num_engines // policy.parallel.world_size)
+    return (_gpu("engine and policy worker" if engines == 1 else f"{engines} engines and policy worker", worker, engine, engines),)
+
+
+def stages(plans: Sequence[GpuPlan]) -> dict[str, tuple[float, float]]:
+    """By stage of the policy: GiB of a GPU with a worker, and of them what torch holds in the worker."""
+    phases = {stage: plans[0].phase(name) for stage, name in _STAGES.items()} if plans else {}
+    return {stage: (phase.total / GIB, phase.torch_of_worker / GIB) for stage, phase in phases.items()}
+
+
+def _worker(
+    shape: ModelShape, policy: PolicyConfig, longest: int, *, sent: float = 0.0, buffer: float = 0.0, gives_back: bool = False
+) -> dict[PhaseName, Parts]:
+    """A policy worker's parts by phase.
+
+    Args:
+        sent: bytes of a buffer that a refit takes and frees. buffer: bytes of one that stays from the first refit on.
+        gives_back: the worker empties torch's cache before engines wake.
+    """
+    tokens, row = parts.micro_batch_tokens(policy, longest)
+    stays = parts.worker_stays(shape, policy)
+    warm_up = training = parts.training_pass(shape, policy, tokens, row)
+    logprob: Parts = parts.logprob_pass(shape, policy, tokens)
+    left = {"cached by passes": sum(training.values())}
+    if policy.cuda_graph.impl != "none":
+        stays |= {"CUDA graphs": sum(training.values())}  # one pool for all: the largest shape's
+        beside = parts.tokens_beside_graphs(policy, longest)
+        warm_up = logprob = {}
+        training = parts.training_pass(shape, policy, beside, min(row, beside)) if beside else {}
+        left = {"cached by passes": sum(training.values())}
+    later = ("moments", "reference", "CUDA graphs", "context")
+    loading = {name: size for name, size in stays.items() if name not in later} | {"context": parts.WORKER_CONTEXT_AT_START}
+    loading["gradients on their way"] = shape.embedding / policy.parallel.tensor * 4  # one weight at a time becomes a master
+    split = policy.parallel.data * policy.parallel.context > 1
+    saved: Parts = {"gathered weight": shape.embedding / policy.parallel.tensor * 4 if split else 0.0}
+    refit: Parts = {"sent": sent, "gathered weight": parts.gathered_weight(shape, policy)}
+    kept = stays | {"refit buffer": buffer}
+    left = {} if gives_back else left
+    return {
+        "start": loading,
+        "warm-up": stays | warm_up,
+        "rollout": kept | left,
+        "logprob": kept | _larger(logprob, left),  # what torch has cached serves the next pass
+        "train": kept | training,
+        "save": kept | _larger(saved, left),
+        "refit": kept | _larger(refit, left),
     }
-    return {name: value for name, value in parts.items() if value}
 
 
-def ipc_memory(shape: ModelShape, policy: PolicyConfig, generation: GenerationConfig) -> Parts:
-    """What a worker that sends its weights within the GPU's memory holds for that (`refit.ipc.SharedBuffer`)."""
-    size = _BYTES[policy.dtype]
-    largest = max(shape.vocab, shape.intermediate) * shape.hidden * size
-    return {"refit": max(largest, min(shape.parameters() * size, generation.refit_buffer_mib * 2**20))}
+def _engine(shape: ModelShape, generation: GenerationConfig, *, received: float, keeps: bool) -> dict[PhaseName, Parts]:
+    """An engine's parts by phase, beside a worker on the same GPU.
+
+    Args:
+        received: bytes of the buffers into which weights come.
+        keeps: torch's cache keeps them while the engine is awake.
+    """
+    always = parts.engine_always(shape, generation)
+    new = parts.engine_awake(shape, generation) | always
+    awake = new | {"received": received if keeps else 0.0}
+    sleeps = generation.sleep_level > 0
+    waking = {"weights": new["weights"]} | always  # its cache comes back when the weights are in
+    idle = always if sleeps else awake
+    return {
+        "start": new,
+        "warm-up": always if sleeps else new,
+        "rollout": awake,
+        "logprob": idle,
+        "train": idle,
+        "save": idle,
+        "refit": (waking if sleeps else new) | {"received": received},
+    }
 
 
-def engine_memory(shape: ModelShape, generation: GenerationConfig) -> Parts:
-    """One engine's parts on each of its GPUs. Its own CUDA graphs and workspaces are in none of them."""
-    size = _BYTES.get(generation.dtype, 2)  # auto: the checkpoint's, which is rarely wider
-    return {"weights": shape.parameters(generation.tensor_parallel_size) * size, "KV cache": generation.kv_cache_gib * GIB}
+def _gpu(holds: str, first: dict[PhaseName, Parts], engine: dict[PhaseName, Parts] | None = None, engines: int = 0) -> GpuPlan:
+    """A GPU with one process, or with a worker and some engines."""
+    phases = []
+    for name, own in first.items():
+        held = dict(own)
+        if engine is not None:
+            held = {f"worker's {part}": size for part, size in own.items()}
+            whose = "engine's" if engines == 1 else "engines'"
+            held |= {f"{whose} {part}": size * engines for part, size in engine[name].items()}
+        phases.append(Phase(name, {part: size for part, size in held.items() if size}))
+    return GpuPlan(holds, tuple(phases))
 
 
-def micro_batch_tokens(policy: PolicyConfig, longest: int) -> tuple[int, int]:
-    """Most tokens, padding included, that go through the model at once, and that lie in one row of them."""
-    batching = policy.batching
-    row = next((bucket for bucket in batching.token_buckets if bucket >= longest), longest)
-    if batching.tokens_per_micro_batch is None:  # padded
-        rows = next((bucket for bucket in batching.sequence_buckets if bucket >= batching.micro_batch_size), batching.micro_batch_size)
-        return rows * row, row
-    return batching.tokens_per_micro_batch, batching.tokens_per_micro_batch if batching.mode == "packed" else row
+def _larger(one: Parts, other: Parts) -> Parts:
+    return one if sum(one.values()) > sum(other.values()) else other
 
 
-def render(parts: Parts) -> str:
-    """One line: the total, then every part, in GiB."""
-    listed = ", ".join(f"{name} {value / GIB:.2f}" for name, value in parts.items())
-    return f"{sum(parts.values()) / GIB:.1f} GiB: {listed}"
+def render(plans: Sequence[GpuPlan], capacity: float | None = None) -> str:
+    """A line for every phase of every kind of GPU, the largest marked. `capacity`: bytes of a GPU, where there is one."""
+    lines = []
+    for one in plans:
+        share = f", {one.peak.total / capacity:.0%} of {capacity / GIB:.1f} GiB" if capacity else ""
+        lines.append(f"  {one.holds}: at most {one.peak.total / GIB:.1f} GiB{share}")
+        lines += [f"  {'*' if phase is one.peak else ' '} {phase.name:<9} {phase.line()}" for phase in one.phases]
+    return "\n".join(lines)
 
 
-def check_fits(parts: Parts, capacity: float, who: str, advice: str) -> None:
-    """The parts fit a GPU of `capacity` bytes.
+def check(plans: Sequence[GpuPlan], capacity: float, advise: Callable[[], str]) -> list[str]:
+    """Every plan fits a GPU of `capacity` bytes. Returns a line for each that needs more than `WARN_FROM` of it.
+
+    Args:
+        advise: which setting would make the plans fit; asked only where they do not.
 
     Raises:
-        ConfigError: they do not; with the parts, and `advice`.
+        ConfigError: one does not; with its parts, and the advice.
     """
-    if sum(parts.values()) > capacity:
-        raise ConfigError(f"{who} would need {render(parts)}; the GPU has {capacity / GIB:.1f} GiB: {advice}")
+    warnings = []
+    for one in plans:
+        peak = one.peak
+        if peak.total > capacity:
+            raise ConfigError(
+                f"a GPU with {one.holds} would need {peak.line(None)} ({peak.name}); it has {capacity / GIB:.1f} GiB: {advise()}"
+            )
+        if peak.total > WARN_FROM * capacity:
+            warnings.append(
+                f"a GPU with {one.holds} is planned to hold {peak.total / GIB:.1f} of its {capacity / GIB:.1f} GiB ({peak.name}), which is "
+                f"{peak.total / capacity:.0%}: it may run out of memory"
+            )
+    return warnings
 
 
 def gpu_capacity() -> float | None:
     """Bytes of the smallest GPU of this machine; None where there is none. Without a CUDA context of this process."""
-    if (program := shutil.which("nvidia-smi")) is None:
-        return None
-    command = [program, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-        return min(float(line) for line in found.split()) * 2**20
-    except (OSError, subprocess.SubprocessError, ValueError):
+        return min((float(total) * 2**20 for (total,) in query_gpus("memory.total")), default=None)
+    except ValueError:  # a GPU that does not say
         return None
-
-
-def _activations(shape: ModelShape, policy: PolicyConfig, row: float) -> float:
-    """Bytes per token and layer that the backward pass reads, without recomputation (counted as in arXiv 2205.05198, section 4.1).
-
-    Transformer Engine's layers (bfloat16) keep inputs and outputs of both norms, the projections into attention, its output, both halves
-    of the gated unit, and their product. Megatron's own attention (float32) keeps the projections once more, after the rotary embedding,
-    and per head two rows of scores.
-    """
-    split: float = 2 * shape.query + 2 * shape.key_value + 3 * shape.intermediate + shape.qk_norm * (shape.query + shape.key_value)
-    if policy.dtype == "float32":
-        split += shape.query + 2 * shape.key_value + 2 * shape.heads * row
-    return _BYTES[policy.dtype] * (4 * shape.hidden + split / policy.parallel.tensor)

@@ -1,6 +1,6 @@
 """Hugging Face weights into Megatron shards and back, from one table.
 
-    HF file ──read one tensor──► shard for (tp, pp) ──► parameter        load
+    HF file ──read one tensor──► shard for (tp, pp) ──► parameter and master        load
     parameter ──all-gather over TP──► broadcast over PP ──► HF tensor    export (a collective: every rank takes part)
 
 A Megatron parameter holds one or more HF tensors: fused QKV keeps, per query group, its query heads, its key head and its
@@ -130,8 +130,8 @@ def _layer(hf: Any, layer: int, local: int, stage: int) -> list[Entry]:
     return [Entry(f"{target}.{name}", names, layout, stage) for name, names, layout in rows]
 
 
-def load_hf(model: GPTModel, path: str, hf: Any) -> None:
-    """Fill this rank's parameters from a Hugging Face directory, one tensor in memory at a time.
+def read_hf(model: GPTModel, path: str, hf: Any) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
+    """Each parameter of this rank, and what a Hugging Face directory has for it: in the file's own dtype, one tensor in memory at a time.
 
     Raises:
         ValueError: a tensor that the table wants is not in the files or has another shape, or a parameter that no entry fills.
@@ -143,7 +143,7 @@ def load_hf(model: GPTModel, path: str, hf: Any) -> None:
     entries = table(hf, stages)
     if hf.tie_word_embeddings and stages > 1:  # the last stage holds a copy that Megatron keeps equal by summing gradients
         entries.append(Entry("output_layer.weight", ("model.embed_tokens.weight",), Vocab(hf.vocab_size), stages - 1))
-    with torch.no_grad(), open_weights(path) as files:
+    with open_weights(path) as files:
         for entry in entries:
             if entry.stage == stage:
                 if missing := [name for name in entry.hf if name not in files]:
@@ -154,10 +154,17 @@ def load_hf(model: GPTModel, path: str, hf: Any) -> None:
                         f"{', '.join(entry.hf)} in {path} give {entry.megatron} the shape {tuple(shard.shape)}; "
                         f"config.json says {tuple(parameters[entry.megatron].shape)}"
                     )
-                parameters[entry.megatron].copy_(shard)
+                yield parameters[entry.megatron], shard
                 unfilled.discard(entry.megatron)
     if unfilled:
         raise ValueError(f"no Hugging Face tensor fills {', '.join(sorted(unfilled))}")
+
+
+def load_hf(model: GPTModel, path: str, hf: Any) -> None:
+    """Fill the parameters of a model that has no optimizer. Raises as `read_hf`."""
+    with torch.no_grad():
+        for parameter, full in read_hf(model, path, hf):
+            parameter.copy_(full)
 
 
 # Transformer Engine keeps these norms inside the linear layer that follows them.

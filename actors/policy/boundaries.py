@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from actors.policy.batch import MicroBatch
+from actors.policy.batch import CANDIDATES, MicroBatch
 
 # Transformer Engine's attention gets dense rows of whole tiles only: in a replayed backward pass over other rows cuDNN's kernel reads
 # past its tensors (NaN gradients, illegal memory accesses on H200, torch 2.11; TE refuses them for cuDNN <= 9.15, TE pull 2344).
@@ -63,12 +63,14 @@ def rows_as_slots(b: MicroBatch, chunks: int = 1) -> MicroBatch:
         return b
     device = b.input_ids.device
     places = torch.arange(size * length, device=device).view(size, length)
+    candidates = {name: found.flatten(0, 1)[None] for name in CANDIDATES if (found := getattr(b, name)) is not None}
     return dataclasses.replace(
         b,
         input_ids=b.input_ids.reshape(1, -1),
         position_ids=b.position_ids.reshape(1, -1),
         boundaries=torch.arange(0, size * length + 1, length, dtype=torch.int32, device=device),
         index=torch.nn.functional.pad(places[:, 1:], (1, 0)),
+        **candidates,
     )
 
 

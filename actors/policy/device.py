@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 from unittest.mock import patch
@@ -17,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from actors import node, rendezvous
 from actors.policy.cuda_graphs import SEED_OPTIONS
+from actors.rendezvous import Place
 from configs.policy import ParallelConfig
 
 
@@ -52,6 +54,13 @@ def runtime(device: torch.device) -> AbstractContextManager[Any]:
     return _cpu_shim()
 
 
+def release_memory() -> None:
+    """Give cached memory back to the current GPU; what tensors and CUDA graphs hold stays. Nothing without one."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
 def reset_peak_memory(device: torch.device) -> None:
     """To be called at the start of a stage, before `peak_memory`."""
     if device.type == "cuda":
@@ -59,15 +68,17 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device, stage: str) -> dict[str, float]:
-    """This worker's largest use of the GPU since `reset_peak_memory`, in GiB; nothing on a CPU.
+    """The use of the GPU in GiB, of this worker at most since `reset_peak_memory`; nothing on a CPU.
 
     Returns:
         gpu_memory/<stage>_tensors_gib: tensors outside CUDA graphs; gpu_memory/<stage>_reserved_gib: all that torch holds, with graphs'
-        pools and cached memory.
+        pools and cached memory; gpu_memory/<stage>_device_gib: what all processes hold of the GPU at the end of the stage.
     """
     if device.type == "cpu":
         return {}
-    sizes = {"tensors": torch.cuda.max_memory_allocated(device), "reserved": torch.cuda.max_memory_reserved(device)}
+    free, total = torch.cuda.mem_get_info(device)
+    reserved = torch.cuda.max_memory_reserved(device)
+    sizes = {"tensors": torch.cuda.max_memory_allocated(device), "reserved": reserved, "device": total - free}
     return {f"gpu_memory/{stage}_{name}_gib": size / 2**30 for name, size in sizes.items()}
 
 
@@ -103,6 +114,9 @@ def _as_it_is(function: Any = None, **_: Any) -> Any:
     return function if function is not None else _as_it_is
 
 
+_FUSED = "transformer_engine.pytorch.optimizers"
+
+
 @functools.cache
 def _cpu_shim() -> TorchFunctionMode:
     """Map CUDA calls of Megatron-Core to the CPU, for this process. Never call it where CUDA is used.
@@ -115,13 +129,17 @@ def _cpu_shim() -> TorchFunctionMode:
     torch.cuda.current_stream = lambda device=None: _NoStream()  # type: ignore[assignment, return-value]
     torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
     torch.nn.Module.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
+    # Transformer Engine's optimizers, norms and scalings of gradients are kernels for GPUs: without them Megatron takes others.
+    hidden = sys.modules.setdefault(_FUSED, None)  # type: ignore[arg-type]
     with patch.object(torch, "compile", _as_it_is):
-        import megatron.core  # noqa: F401
+        import megatron.core.optimizer  # noqa: F401
+    if hidden is None:
+        del sys.modules[_FUSED]
     return _CudaMeansCpu()
 
 
 def init_distributed(
-    device: torch.device, parallel: ParallelConfig, rank: int, place: str, seed: int, timeout_s: float, *, graphs: bool = False
+    device: torch.device, parallel: ParallelConfig, rank: int, place: Place, seed: int, timeout_s: float, *, graphs: bool = False
 ) -> None:
     """Join the workers' process group (NCCL or gloo) and lay Megatron's parallel groups over it. Call inside `runtime(device)`.
 
@@ -139,7 +157,7 @@ def init_distributed(
     try:
         torch.distributed.init_process_group(
             backend="nccl" if device.type == "cuda" else "gloo",
-            store=rendezvous.store(place, rank, parallel.world_size, timeout_s),
+            store=rendezvous.store(place, parallel.world_size, timeout_s),
             rank=rank,
             world_size=parallel.world_size,
             timeout=datetime.timedelta(seconds=timeout_s),

@@ -96,8 +96,7 @@ class CompiledExecutor:
         self._graphs: list[Any] = []
         self._why_closed = ""
         started = time.monotonic()
-        processes = 1 + sum(map(len, replicas))
-        self.spins = channels.has_idle_cores(processes, settings.cpu_count())
+        self.spins = _may_spin(replicas)
         try:
             self.wait_by(spinning=self.spins)
             for workers in replicas:
@@ -187,11 +186,20 @@ class CompiledExecutor:
 
 
 def build_executor(
-    replicas: Sequence[dict[str, Any]], timeout_s: float, config: CompiledGraphConfig
+    replicas: Sequence[dict[str, Any]], timeout_s: float, config: CompiledGraphConfig, *, one_node: bool = True
 ) -> tuple[PlainExecutor | CompiledExecutor, str]:
-    """The executor that the configuration asks for and that works here, and a line that says which and why."""
+    """The executor that the configuration asks for and that works here, and a line that says which and why.
+
+    Args:
+        one_node: owner and workers are on one. Between nodes Ray itself looks after a channel in a loop that takes a core of the owner
+            and of each worker, and that nothing makes sleep.
+    """
     if not config.enabled:
         return PlainExecutor(replicas, timeout_s), "plain actor calls (policy.compiled_graph.enabled is false)"
+    if not (one_node or _may_spin(replicas)):
+        return PlainExecutor(replicas, timeout_s), (
+            f"plain actor calls (between nodes a compiled graph takes a core per process, and there are {settings.cpu_count()})"
+        )
     try:
         executor = CompiledExecutor(replicas, timeout_s)
     except Exception as error:  # noqa: BLE001  (whatever Ray says, plain calls still work)
@@ -201,6 +209,10 @@ def build_executor(
     cores = f"{settings.cpu_count()} core(s)"
     waits = f"waits spinning: {cores}, some idle" if executor.spins else f"waits sleeping: {cores}, none idle for spinning"
     return executor, f"compiled graph over {sum(map(len, replicas))} worker(s) in {executor.compile_s:.1f} s, {waits}"
+
+
+def _may_spin(replicas: Sequence[dict[str, Any]]) -> bool:
+    return channels.has_idle_cores(1 + sum(map(len, replicas)), settings.cpu_count())
 
 
 def _wait_by(_: Any, spinning: bool) -> None:

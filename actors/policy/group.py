@@ -12,28 +12,34 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import ray
 
+from actors import names, node, rendezvous
+from actors.checkpoints.errors import CheckpointError
 from actors.data_plane.address import DataPlaneAddress
 from actors.data_plane.connect import connect
 from actors.data_plane.meta import KVBatchMeta
 from actors.data_plane.sharding import BatchPlan, plan_batch
 from actors.data_plane.usage import OperationUsage, merge
+from actors.files import Files, at_this_node
 from actors.generation.pool import EnginePool
 from actors.generation.types import UpdateOptions
 from actors.generation.weight_sync import WeightSync
 from actors.heap import freeze_heap
+from actors.lending import Lent, collect, deliver, lend, lending, take_back
 from actors.models.flops import training_flops
 from actors.policy.executors import CompiledExecutor, PlainExecutor, Request, build_executor
-from actors.policy.limits import FLAG, Limits, tripped
+from actors.policy.limits import FLAG, SKIPPED, Limits, tripped
 from actors.policy.turns import Turn, Turns
 from actors.policy.warm_up import warm_up
 from actors.policy.worker_actor import PolicyWorkerActor
 from actors.refit.transport import RefitPlan
+from actors.rendezvous import Place
 from actors.waiting import ActorTimeoutError, wait, wait_all
 from configs.deadlines import Deadlines
 from configs.policy import OptimizerConfig, PolicyConfig
@@ -48,60 +54,71 @@ class PolicyGroup:
     def __init__(
         self,
         config: PolicyConfig,
-        model_path: str,
+        model: str | Files,
         namespace: str,
         address: DataPlaneAddress,
         timeout_s: float,
         seed: int,
         temperature: float,
-        worker_options: dict[str, Any],
+        worker_options: Sequence[Mapping[str, Any]],
         longest: int,
         refit_plan: RefitPlan,
+        teachers: Mapping[str, str | Files] | None = None,
     ) -> None:
         self._config, self._namespace, self._address = config, namespace, address
-        self._version, self._model_path, self._timeout_s, self._longest = 0, model_path, timeout_s, longest
+        self._version, self._model_path, self._timeout_s, self._longest = 0, at_this_node(model), timeout_s, longest
         self._deadlines = Deadlines(
             generation=refit_plan.engine_timeout_s, data_plane=timeout_s, policy=config.call_timeout_s, updates=config.updates_per_step
         )
         self._lock = threading.RLock()  # a worker does one thing at a time, however many threads this actor has
         self._save_lock = threading.Lock()
-        self._saving: tuple[str, int] | None = None  # directory and weight version of the save that is being written
+        self._saving: tuple[str, int, Lent] | None = None  # directory, weight version and places of the save that is being written
         self._executor: PlainExecutor | CompiledExecutor = PlainExecutor([], 0.0)  # until the workers are ready
         self._turns = Turns(self._deadlines.policy_stage)
         self._refit_plan = refit_plan
         self._weight_sync: WeightSync | None = None  # built at the first refit, when the engines are known
         remote = ray.remote(PolicyWorkerActor)
         self._workers = {}  # by name
-        for rank in range(config.parallel.world_size):
-            name = f"policy-worker-{rank}"
-            self._workers[name] = remote.options(name=name, namespace=namespace, **worker_options).remote(
-                config, model_path, rank, address, timeout_s, seed, temperature, refit_plan.transport
+        for rank, (name, options) in enumerate(zip(names.workers(len(worker_options)), worker_options, strict=True)):
+            self._workers[name] = remote.options(name=name, namespace=namespace, **options).remote(
+                config, model, rank, address, timeout_s, seed, temperature, refit_plan.transport, teachers or {}
             )
 
     def ready(self) -> str:
-        """Build the model on every worker, compile the graph, and warm up. A line for the log."""
-        nodes = self._on_all("node")
-        name = next(iter(self._workers))
-        first: Any = self._workers[name]
-        announced = first.announce.remote(one_machine=len(set(nodes)) == 1)
-        place = wait(announced, who=name, what="announce where the ranks meet", timeout_s=self._config.timeout_s)
-        info = self._on_all("setup", place)[0]
+        """Build the model on every worker, and compile the graph; and warm up, unless engines must sleep first. A line for the log."""
+        self._nodes = dict(zip(self._workers, self._on_all("node_id"), strict=True))
+        nodes = {*self._nodes.values()}
+        info = self._on_all("setup", self._meeting_place(nodes))[0]
         self._row_multiple = self._config.parallel.row_multiple(info["device"])
         named = list(self._workers.items())
         replicas = [dict(named[rank] for rank in ranks) for ranks in self._config.parallel.replicas]
-        self._executor, how = build_executor(replicas, self._deadlines.workers, self._config.compiled_graph)
+        self._executor, how = build_executor(
+            replicas, self._deadlines.workers, self._config.compiled_graph, one_node=nodes == {node.own_id()}
+        )
+        line = (
+            f"{len(self._workers)} worker(s) on {info['device']}, {info['parameters']:,} parameters, {info['optimizer']}; {how}; "
+            f"{info['cuda_graphs']}"
+        )
+        return line if self._refit_plan.engines_sleep else f"{line}; {self.warm_up()}"
+
+    def warm_up(self) -> str:
+        """Every stage over the largest batch, before step 1: what it takes is seen now. A line for the log."""
         plane = connect(self._address, timeout_s=self._timeout_s)
         warm = warm_up(
             self._config, plane, self._longest, lambda request, meta: self._run(request.method, self._plan(meta), *request.arguments)
         )
         plane.close()
+        self._on_all("release_memory")
         self._on_all("ready")
         freeze_heap()
-        seconds = ", ".join(f"{stage} {value:.1f} s" for stage, value in warm.items())
-        return (
-            f"{len(self._workers)} worker(s) on {info['device']}, {info['parameters']:,} parameters, {info['optimizer']}; {how}; "
-            f"{info['cuda_graphs']}; warm-up: {seconds}"
-        )
+        return "warm-up: " + ", ".join(f"{stage} {value:.1f} s" for stage, value in warm.items())
+
+    def _meeting_place(self, nodes: set[str]) -> Place:
+        if len(nodes) > 1:
+            return rendezvous.board()
+        name = next(iter(self._workers))
+        first: Any = self._workers[name]
+        return wait(first.announce.remote(), who=name, what="announce where the ranks meet", timeout_s=self._config.timeout_s)
 
     def train(self, meta: KVBatchMeta, objective: str, turn: Turn | None = None, limits: Limits | None = None) -> dict[str, float]:
         """Optimizer steps over the batch.
@@ -112,9 +129,9 @@ class PolicyGroup:
                 grows all the same.
 
         Returns:
-            updates, the number of them that were made; means over those that were computed (maxima of `/max` and `gpu_memory/`, sums of
-            `cuda_graph/` and `guard/`; where one was beyond a limit, its own values of what is limited); padding_waste (the part of the
-            computed tokens that are no sequence's), tokens, FLOP rate.
+            updates, the number of them that no guard stopped (skipped_steps of these overflowed); means over those that were computed
+            (maxima of `/max` and `gpu_memory/`, sums of `cuda_graph/`, `guard/` and skipped_steps; where one was beyond a limit, its own
+            values of what is limited); padding_waste (the part of the computed tokens that are no sequence's), tokens, FLOP rate.
 
         Raises:
             ValueError: a batch that does not divide. ActorGoneError, ActorTimeoutError: a worker is lost. WithdrawnError: not begun.
@@ -128,12 +145,8 @@ class PolicyGroup:
             history = self._train(plans, objective, limits)
             self._version += of_rollouts
             seconds = time.monotonic() - started
-        metrics = {name: _over_updates(name, [h[name] for h in history]) for name in history[0]}
-        if tripped(history[-1]):  # a mean over updates would not show what was beyond the limit
-            metrics |= {name: history[-1][name] for name in limits or {} if name in metrics}
         flops = training_flops(self._model_path, meta.sequence_lengths)
-        return metrics | {
-            "updates": float(sum(not tripped(one) for one in history)),
+        return of_updates(history, limits or {}) | {
             "tokens": float(sum(meta.sequence_lengths)),
             "train_s": seconds,
             "tflops": flops / 1e12,
@@ -194,6 +207,8 @@ class PolicyGroup:
                     self._namespace, engines, timeout_s=patience, recover=options.recover, restart_s=restart_s, return_s=restart_s
                 )
                 self._weight_sync = WeightSync(self._refit_plan, self._workers, pool, self._config.timeout_s)
+            if self._refit_plan.engines_sleep:  # they wake now, and want the memory that the passes have left
+                self._on_all("release_memory")
             taken = self._weight_sync.send(self._version, options)
             return {
                 "weight_version": self._version,
@@ -207,7 +222,7 @@ class PolicyGroup:
         self._call("prepare_save", timeout_s=timeout_s)
 
     def begin_save(self, directory: str, timeout_s: float, turn: Turn | None = None) -> dict[str, float]:
-        """Copy the policy's state, and begin to write it to a directory that all workers see. A save before this one is waited for.
+        """Copy the policy's state, and begin to write it to a directory of this node. A save before this one is waited for.
 
         Args:
             timeout_s: longest wait for that save (as of `wait_for_save`).
@@ -224,11 +239,16 @@ class PolicyGroup:
             if self._saving is not None:
                 self._end_save(timeout_s)
             waited = time.monotonic() - started
-            with self._in_turn(turn):
-                started = time.monotonic()
-                self._call("begin_save", directory, timeout_s=self._deadlines.policy_stage)
-                self._saving = (directory, self._version)
-                return {"standstill_s": time.monotonic() - started, "waited_s": waited}
+            lent = lend(Path(directory), self._nodes.values())
+            try:
+                with self._in_turn(turn):
+                    started = time.monotonic()
+                    self._call_in(lent, "begin_save", timeout_s=self._deadlines.policy_stage)
+                    self._saving = (directory, self._version, lent)
+                    return {"standstill_s": time.monotonic() - started, "waited_s": waited}
+            except BaseException:
+                take_back(lent, Path(directory))
+                raise
 
     def wait_for_save(self, timeout_s: float) -> float:
         """Wait until the save that was begun is written. Stages go on meanwhile. Returns the seconds of writing, 0 if none was begun.
@@ -249,7 +269,7 @@ class PolicyGroup:
             CheckpointError: it is damaged, or another model's. ActorGoneError, ActorTimeoutError: a worker is lost.
         """
         with self._lock:
-            loaded: dict[str, Any] = self._call("load_state", directory, optimizer, timeout_s=timeout_s)[0]
+            loaded: dict[str, Any] = self._load(directory, "load_state", optimizer, timeout_s=timeout_s)[0]
             self._version = loaded["weight_version"]
         return loaded
 
@@ -259,15 +279,15 @@ class PolicyGroup:
 
     def save_reference(self, directory: str, timeout_s: float) -> None:
         """Write the reference weights. Raises CheckpointError."""
-        self._call("save_reference", directory, timeout_s=timeout_s)
+        self._save(directory, "save_reference", timeout_s=timeout_s)
 
     def load_reference(self, directory: str, timeout_s: float) -> None:
         """Make saved weights the reference policy. Raises CheckpointError."""
-        self._call("load_reference", directory, timeout_s=timeout_s)
+        self._load(directory, "load_reference", timeout_s=timeout_s)
 
     def save_hf(self, path: str) -> None:
         """Write the weights as a Hugging Face directory."""
-        self._call("save_hf", path)
+        self._save(path, "save_hf")
 
     def close(self) -> None:
         """Tear the compiled graph down, also beside a stage that runs. An actor that then exits by itself takes Ray's semaphores along."""
@@ -308,11 +328,34 @@ class PolicyGroup:
         with self._lock:
             return self._on_all("call", method, *arguments, timeout_s=timeout_s)
 
+    def _call_in(self, lent: Lent, method: str, *arguments: Any, timeout_s: float | None = None) -> list[Any]:
+        """The same; its first argument is the path that the worker's node has for a directory."""
+        with self._lock:
+            workers: dict[str, Any] = self._workers
+            refs = {name: worker.call.remote(method, lent[self._nodes[name]], *arguments) for name, worker in workers.items()}
+            return list(wait_all(refs, what=method, timeout_s=timeout_s or self._config.timeout_s).values())
+
+    def _save(self, directory: str, method: str, timeout_s: float | None = None) -> None:
+        with lending(Path(directory), self._nodes.values()) as lent:
+            self._call_in(lent, method, timeout_s=timeout_s)
+            collect(lent, Path(directory))
+
+    def _load(self, directory: str, method: str, *arguments: Any, timeout_s: float) -> list[Any]:
+        with lending(Path(directory), self._nodes.values()) as lent:
+            deliver(Path(directory), lent)
+            return self._call_in(lent, method, *arguments, timeout_s=timeout_s)
+
     def _end_save(self, timeout_s: float) -> float:
         # Questions go to the workers beside their stages, not as ones: training goes on meanwhile.
         assert self._saving is not None
-        (directory, version), deadline = self._saving, time.monotonic() + timeout_s
+        (directory, version, lent), deadline = self._saving, time.monotonic() + timeout_s
         self._saving = None  # also when it fails: the next one begins anew
+        try:
+            return self._finish_save(directory, version, lent, deadline, timeout_s)
+        finally:
+            take_back(lent, Path(directory))
+
+    def _finish_save(self, directory: str, version: int, lent: Lent, deadline: float, timeout_s: float) -> float:
         patience = self._deadlines.policy_stage  # without a compiled graph a question waits for the stage that runs
         while any(writing := self._on_all("is_saving", timeout_s=patience)):
             if time.monotonic() > deadline:
@@ -322,8 +365,12 @@ class PolicyGroup:
         found = self._on_all("save_results", timeout_s=patience)
         name = next(iter(self._workers))
         first: Any = self._workers[name]
-        finished = first.finish_save.remote(directory, [results for results, _ in found], version)
+        finished = first.finish_save.remote(lent[self._nodes[name]], [results for results, _ in found], version)
         wait(finished, who=name, what="finish_save", timeout_s=patience)
+        try:
+            collect(lent, Path(directory))
+        except OSError as error:
+            raise CheckpointError(f"{directory} cannot be written: {error}") from error
         return max(float(seconds) for _, seconds in found)
 
     def _on_all(self, method: str, *arguments: Any, timeout_s: float | None = None) -> list[Any]:
@@ -338,7 +385,16 @@ def _of_all(ranks: list[dict[str, float]]) -> dict[str, float]:
     return ranks[0] | {name: max(rank[name] for rank in ranks) for name in ranks[0] if name.startswith(_MEMORY)}
 
 
+def of_updates(history: Sequence[Mapping[str, float]], limits: Limits) -> dict[str, float]:
+    """One report of the updates of a step: what `PolicyGroup.train` says of them."""
+    names = dict.fromkeys(name for one in history for name in one)
+    metrics = {name: _over_updates(name, [one[name] for one in history if name in one]) for name in names}
+    if tripped(history[-1]):  # a mean over updates would not show what was beyond the limit
+        metrics |= {name: history[-1][name] for name in limits if name in history[-1]}
+    return metrics | {"updates": float(sum(not tripped(one) for one in history))}
+
+
 def _over_updates(name: str, values: list[float]) -> float:
-    if name.startswith(("cuda_graph/", FLAG)):
+    if name.startswith(("cuda_graph/", FLAG, SKIPPED)):
         return sum(values)
     return max(values) if name.endswith("/max") or name.startswith(_MEMORY) else sum(values) / len(values)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 Limits = Mapping[str, tuple[float | None, float | None]]  # by metric: not above, not below
 NON_FINITE = "non_finite"
+SKIPPED = "skipped_steps"  # metric: 1 where float16 gradients overflowed, and so no update was made: part of finding the loss scale
 FLAG = "guard/"  # prefix of the metrics that are 1 where a guard tripped, else 0
 
 

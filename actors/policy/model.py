@@ -52,6 +52,7 @@ def transformer_config(
         moe_token_dispatcher_type="alltoall",  # there are no experts, but the default one forbids shapes that vary
         params_dtype=dtype,
         bf16=dtype == torch.bfloat16,
+        fp16=dtype == torch.float16,
         attention_softmax_in_fp32=True,
         use_cpu_initialization=True,
         perform_initialization=False,  # every parameter is loaded
@@ -85,8 +86,8 @@ def build_model(
     fused = takes_transformer_engine(device, dtype)
     if parallel.context > 1 and not fused:
         raise ConfigError(
-            f"policy.parallel.context is {parallel.context}: it needs Transformer Engine's attention, so a GPU, dtype bfloat16 and the "
-            f"package transformer-engine (here: {device.type}, {dtype})"
+            f"policy.parallel.context is {parallel.context}: it needs Transformer Engine's attention, so a GPU, dtype bfloat16 or float16, "
+            f"and the package transformer-engine (here: {device.type}, {dtype})"
         )
     model = GPTModel(
         config=transformer_config(hf, parallel, dtype, shapes_vary=shapes_vary, fused=fused, graphs=graphs),

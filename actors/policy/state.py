@@ -4,7 +4,7 @@
     random states of this rank                         ──┘                   rank 0 ──► .metadata, metadata.json, state.json
 
 The tensors have Megatron's names (`optimizer.state.fp32_param.decoder...`) and its format, so every layout can read them. Weights are
-not stored beside their masters: they are the masters, rounded to the model's dtype.
+not stored beside their masters: they are the masters, rounded to the model's dtype (rounding.py).
 """
 
 from __future__ import annotations
@@ -13,66 +13,23 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.optimizer import get_param_id_to_sharded_param_map, make_sharded_optimizer_tensor
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
 
 from actors.checkpoints.errors import CheckpointError
 from actors.policy import random_states, sharded_files
+from actors.policy.optimizer import loss_scale, set_loss_scale
+from actors.policy.policy_state import STATE, LossScale, PolicyState
 from actors.policy.sharded_files import ShardedFiles
 
-STATE = "state.json"
 MASTER = "fp32_param"
 KINDS = (MASTER, "exp_avg", "exp_avg_sq")
 _STATE_PREFIX, _REFERENCE_PREFIX = "optimizer.state", "reference"
-
-
-class PolicyState(BaseModel):
-    """What is not a tensor: `STATE`.
-
-    Attributes:
-        optimizer_steps: since the optimizer was fresh: Adam's step, and the schedule's.
-        vocab_size: of the model, without padding.
-        random_states: where the stored ones belong: a device and a layout.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    format: Literal[1] = 1
-    weight_version: NonNegativeInt
-    optimizer_steps: NonNegativeInt
-    vocab_size: PositiveInt
-    random_states: str
-
-    @classmethod
-    def read(cls, directory: str) -> PolicyState:
-        """Of a saved policy.
-
-        Raises:
-            CheckpointError: the file is missing, or not what `PolicyState` writes.
-        """
-        path = Path(directory) / STATE
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
-
-    def write(self, directory: str) -> None:
-        """As a file in the directory.
-
-        Raises:
-            CheckpointError: it cannot be written.
-        """
-        try:
-            (Path(directory) / STATE).write_text(self.model_dump_json(indent=2) + "\n")
-        except OSError as error:
-            raise CheckpointError(f"{directory}/{STATE} cannot be written: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -189,17 +146,23 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._results: list[Any] | None = None
         self._error: CheckpointError | None = None
-        self._seconds, self._steps = 0.0, 0
+        self._seconds, self._steps, self._roundings = 0.0, 0, 0
+        self._loss_scale: LossScale | None = None
+        self._adapted: dict[str, float] = {}
 
-    def begin(self, model: Any, optimizer: Any, scheduler: Any, directory: str) -> None:
-        """Copy the state, and begin to write it to the directory. A collective.
+    def begin(self, model: Any, optimizer: Any, scheduler: Any, directory: str, adapted: dict[str, float], roundings: int = 0) -> None:
+        """Copy the state, and begin to write it to the directory. A collective. `adapted`: `PolicyState.objective`.
+
+        Args:
+            roundings: `Rounding.count`.
 
         Raises:
             RuntimeError: the save before is still being written.
         """
         if self.writing():
             raise RuntimeError("a save is still being written: wait for it before the next begins")
-        self._steps = int(scheduler.num_steps)
+        self._steps, self._roundings, self._loss_scale = int(scheduler.num_steps), roundings, loss_scale(optimizer)
+        self._adapted = adapted
         present = parts(model, optimizer)
         owners = _owners(present)
         split = any(isinstance(one, DistributedOptimizer) for one in optimizer.chained_optimizers)
@@ -241,8 +204,11 @@ class Saver:
         state = PolicyState(
             weight_version=weight_version,
             optimizer_steps=self._steps,
+            loss_scale=self._loss_scale,
+            roundings=self._roundings,
             vocab_size=vocab_size,
             random_states=random_states.place(self._device),
+            objective=self._adapted,
         )
         state.write(directory)
 
@@ -294,6 +260,7 @@ def load(model: Any, optimizer: Any, scheduler: Any, device: torch.device, direc
             for part, full in _read(directory, present, f"{_STATE_PREFIX}.{kind}", torch.float32):
                 part.restore(kind, full)
     set_steps(optimizer, scheduler, state.optimizer_steps)
+    set_loss_scale(optimizer, state.loss_scale)
     if same := state.random_states == random_states.place(device):
         random_states.restore(device, sharded_files.read(directory, random_states.entries(random_states.present(device))))
     return same

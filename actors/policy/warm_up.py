@@ -11,7 +11,7 @@ import torch
 
 from actors.data_plane.interface import DataPlane
 from actors.data_plane.meta import KVBatchMeta
-from actors.policy.batch import BASE
+from actors.policy.batch import BASE, CANDIDATES
 from actors.policy.executors import Request
 from actors.policy.objectives import registry as objectives
 from configs.base import ConfigError
@@ -38,6 +38,10 @@ def warm_up(config: PolicyConfig, plane: DataPlane, longest: int, run: Callable[
     passes = 1 if config.cuda_graph.impl == "none" else config.cuda_graph.warmup_steps + 1  # the last one captures
     seconds = {}
     try:
+        for source in config.teacher.models if config.teacher else ():
+            started = time.monotonic()
+            run(Request("logprob", (_LOGPROBS, True)), _of_source(meta, source))
+            seconds[f"ref_logprob {source}".rstrip()] = time.monotonic() - started
         for stage, request in requests.items():
             started = time.monotonic()
             for _ in range(passes):
@@ -46,6 +50,11 @@ def warm_up(config: PolicyConfig, plane: DataPlane, longest: int, run: Callable[
     finally:
         plane.clear(meta)
     return seconds
+
+
+def _of_source(meta: KVBatchMeta, source: str) -> KVBatchMeta:
+    """The same rows, as if their prompts were that source's."""
+    return meta.model_copy(update={"tags": tuple({**tag, "source": source} for tag in meta.tags)})
 
 
 def _shape(config: PolicyConfig, longest: int) -> tuple[int, int]:
@@ -67,8 +76,9 @@ def _shape(config: PolicyConfig, longest: int) -> tuple[int, int]:
 
 
 def _put(config: PolicyConfig, plane: DataPlane, samples: int, length: int) -> KVBatchMeta:
-    names = (*BASE, *objectives.build(config.loss.objective, config).columns)
-    plane.register_partition(PARTITION, fields=[*names, _LOGPROBS])
+    read = (*BASE, *objectives.build(config.loss.objective, config).columns)
+    names = [name for name in read if name not in CANDIDATES]  # the teacher's pass, which is the first, writes those
+    plane.register_partition(PARTITION, fields=[*names, *CANDIDATES, _LOGPROBS])
     meta = KVBatchMeta(
         partition_id=PARTITION,
         task_name="warm-up",
@@ -83,4 +93,4 @@ def _put(config: PolicyConfig, plane: DataPlane, samples: int, length: int) -> K
         "advantages": torch.tensor(0.0),
     }
     logprobs = torch.zeros(length)
-    return plane.put(meta, {name: [values.get(name, logprobs)] * samples for name in names})
+    return plane.put(meta, {name: [values.get(name, logprobs)] * samples for name in names}).with_fields(*read)

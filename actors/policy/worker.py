@@ -11,51 +11,60 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from actors.data_plane.interface import DataPlane
-from actors.data_plane.sharding import ShardPlan
-from actors.heap import freeze_heap
+from actors.data_plane.meta import KVBatchMeta
+from actors.data_plane.sharding import ShardPlan, plan_batch
 from actors.models.hf import check_model_dir, save_model_dir, tensor_shapes
 from actors.policy import device as devices
 from actors.policy.batch import BASE, MicroBatch, build
 from actors.policy.cuda_graphs import capture_stream
 from actors.policy.fetch import ColumnReader
-from actors.policy.limits import FLAG, NON_FINITE, Limits, beyond, guard_of, tripped
+from actors.policy.limits import FLAG, NON_FINITE, SKIPPED, Limits, beyond, guard_of, tripped
 from actors.policy.objectives import registry as objectives
 from actors.policy.objectives.base import Objective
+from actors.policy.objectives.components import EXACT_KL
+from actors.policy.objectives.weighing import weigh
 from actors.policy.on_device import on_device
-from actors.policy.passes import Passes, reduce_reports, report_vector
+from actors.policy.passes import Passes, as_they_are, reduce_reports, report_vector
+from actors.policy.preferences import prefer
+from actors.policy.reference import Teachers, columns_of, shares
+from actors.policy.worker_state import NO_REFERENCE, WorkerState
 from actors.refit.manifest import Manifest
-from configs.policy import OptimizerConfig, PolicyConfig
+from actors.rendezvous import Place
+from configs.policy import PolicyConfig
 
 _CLOSE_S = 30.0
-_NO_REFERENCE = "there is no reference policy yet: call snapshot_reference first"
 
 
-class PolicyWorker:
+class PolicyWorker(WorkerState):
     """Rank `rank` of the policy.
 
     Args:
-        temperature: of the rollouts: log-probabilities are those of the distribution that was sampled from.
+        temperature: of the rollouts: log-probabilities are those of the distribution that was sampled from. An objective may have its own.
+        teachers: directories by source, as `TeacherConfig.models`, on this machine; none: the policy has no teacher, or never asks it.
     """
 
-    def __init__(self, config: PolicyConfig, model_path: str, rank: int, data_plane: DataPlane, seed: int, temperature: float) -> None:
+    def __init__(
+        self, config: PolicyConfig, model_path: str, rank: int, data_plane: DataPlane, seed: int, temperature: float,
+        teachers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
         self._config, self._model_path, self._plane = config, model_path, data_plane
         self._rank, self._seed, self._temperature = rank, seed, temperature
         self._objectives = {name: objectives.build(name, config) for name in (config.loss.objective, objectives.SUPERVISED)}
-        self._reference: list[torch.Tensor] | None = None
-        self._optimizer: Any = None
-        self._scheduler: Any = None
+        self._entropy_control = self._objectives[config.loss.objective].entropy_control
+        self._teachers = dict(teachers)
         self._device = devices.choose(config.device, rank)
-        self._saver: Any = None  # built at the first save, or ahead of it
 
     @on_device
-    def setup(self, place: str) -> dict[str, Any]:
+    def setup(self, place: Place) -> dict[str, Any]:
         """Join the group, build the model, load the weights. Returns rank, device, parameters of the whole model, optimizer.
 
         Args:
@@ -69,14 +78,14 @@ class PolicyWorker:
         from megatron.core import parallel_state
         from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
-        from actors.models.weight_table import export_hf, load_hf
+        from actors.models.weight_table import export_hf, read_hf
+        from actors.policy import masters
         from actors.policy.model import build_model, takes_transformer_engine
 
         self._state = parallel_state
         self._hf = check_model_dir(self._model_path)
         shapes_vary = config.batching.mode == "dynamic"
         self._bare = build_model(self._hf, config.parallel, self._dtype, self._device, shapes_vary=shapes_vary, graphs=graphs)
-        load_hf(self._bare, self._model_path, self._hf)
         self._weights = functools.partial(export_hf, self._bare, self._hf)
         self._distributed_optimizer = self._device.type == "cuda"
         with capture_stream(self._device) if graphs else contextlib.nullcontext():
@@ -92,8 +101,15 @@ class PolicyWorker:
                 self._bare,
             )
         thd = takes_transformer_engine(self._device, self._dtype)
-        self._passes = Passes(self._model, self._hf.vocab_size, config, self._device, self._temperature, thd=thd)
+        self._passes = Passes(self._model, self._hf.vocab_size, config, self._device, thd=thd)
+        if self._teachers:
+            self._reference = Teachers(self._teachers, self._hf.vocab_size, config, self._device, thd=thd, graphs=graphs)
+        if config.rounding == "stochastic":
+            from actors.policy.rounding import Rounding
+
+            self._rounding = Rounding(self._seed)
         self.reset_optimizer(config.optimizer)
+        masters.fill(self._bare, self._optimizer, read_hf(self._bare, self._model_path, self._hf))
         return {
             "rank": self._rank,
             "device": str(self._device),
@@ -107,23 +123,6 @@ class PolicyWorker:
         from actors.policy import random_states
 
         return f"{random_states.place(self._device)}; {devices.hardware(self._device)}; torch {torch.__version__}"
-
-    @on_device
-    def reset_optimizer(self, optimizer: OptimizerConfig) -> None:
-        """Fresh moments, and the schedule from its start."""
-        from actors.policy.optimizer import build_optimizer
-
-        if self._optimizer is not None:  # its memory is free before the new one is built
-            self._optimizer = self._scheduler = None
-            for parameter in self._bare.parameters():
-                vars(parameter).pop("main_param", None)  # Megatron's handle to the optimizer's float32 copy
-            freeze_heap()  # the old one is part of cycles
-        self._optimizer, self._scheduler = build_optimizer(optimizer, self._model, self._dtype, distributed=self._distributed_optimizer)
-
-    @on_device
-    def snapshot_reference(self) -> None:
-        """Keep a copy of the present weights as the reference policy."""
-        self._reference = [parameter.detach().clone() for parameter in self._bare.parameters()]
 
     def train_steps(self, plans: Sequence[ShardPlan], objective: str, limits: Limits | None = None) -> list[dict[str, float]]:
         """`train` on one plan after the other, up to the first that fails or is beyond a limit. No waiting for the group between two."""
@@ -144,8 +143,9 @@ class PolicyWorker:
                 stay as they are, and `guard/NAME` is 1. None: what is not finite is an error.
 
         Returns:
-            `Objective.metrics`; grad_norm (before clipping) and lr; with policy.cuda_graph also the counts of `GraphCache` since the step
-            before, so those of log-probability passes as well; on CUDA also `devices.peak_memory`.
+            `Objective.metrics`; grad_norm (before clipping) and lr; in float16 loss_scale, and skipped_steps: 1 where gradients overflowed
+            at it, so that there is no grad_norm, and weights, moments and schedule stay as they are; with policy.cuda_graph also the counts
+            of `GraphCache` since the step before, so those of log-probability passes as well; on CUDA also `devices.peak_memory`.
 
         Raises:
             MissingColumnsError, DataPlaneError: the columns that the objective reads were not written, or cannot be read.
@@ -155,19 +155,26 @@ class PolicyWorker:
 
         devices.reset_peak_memory(self._device)
         self._optimizer.zero_grad()
+        scale = self._loss_scale()
         totals = self._gradients(plan, objective)
-        self._optimizer.prepare_grads()
+        overflow = self._optimizer.prepare_grads()  # and the loss scale follows
         norm = self._optimizer.get_grad_norm()
         grad_norm = float(norm)
-        metrics = self._objectives[objective].metrics(totals) | {"grad_norm": grad_norm}
+        skipped = overflow and math.isfinite(totals["loss"]) and scale > self._config.loss_scale.minimum
+        metrics = self._objectives[objective].metrics(totals) | ({} if skipped else {"grad_norm": grad_norm})
+        if self._dtype == torch.float16:
+            metrics |= {"loss_scale": scale, SKIPPED: float(skipped)}
         guards = beyond(metrics, limits or {})
-        if not (math.isfinite(totals["loss"]) and math.isfinite(grad_norm)):
+        if not skipped and not (math.isfinite(totals["loss"]) and math.isfinite(grad_norm)):
             if limits is None:
                 raise FloatingPointError(f"train ({objective}): loss {totals['loss']}, gradient norm {grad_norm}; no update was made")
             guards = [NON_FINITE]
-        if not guards:
+        if not (guards or skipped):
             self._scheduler.step(1)
+            if self._rounding is not None:
+                self._rounding.count += 1
             clip_and_step(self._optimizer, norm)
+            self._objectives[objective].entropy_control.see(metrics)
         metrics["lr"] = float(self._optimizer.param_groups[0]["lr"])
         if limits is not None:
             metrics |= {f"{FLAG}{name}": float(name in guards) for name in (NON_FINITE, *map(guard_of, limits))}
@@ -181,25 +188,28 @@ class PolicyWorker:
 
     @on_device
     def evaluate(self, plan: ShardPlan) -> dict[str, float]:
-        """The supervised loss over the plan's rows, without a gradient: loss, entropy and response_tokens as of `train`.
+        """The loss of objective sft, or of a run with dpo of that, over the plan's rows, without a gradient: its `metrics`.
 
         Raises:
             MissingColumnsError, DataPlaneError: the token columns were not written, or cannot be read.
         """
-        objective = self._objectives[objectives.SUPERVISED]
+        objective = self._objectives.get(objectives.PREFERENCE, self._objectives[objectives.SUPERVISED])
         return objective.metrics(self._totals("evaluate", objective, plan, forward_only=True))
 
     @on_device
     def warm_up(self, plan: ShardPlan, objective: str) -> None:
-        """The passes of `train` over the plan's rows, without an update: weights, moments, schedule and random state stay."""
+        """The passes of `train` over the plan's rows, and an update that changes nothing; moments that were not there yet are, as zeros."""
+        from actors.policy.optimizer import take_moments
+
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
             self._gradients(plan, objective)
             self._model.zero_grad_buffer()
+            take_moments(self._optimizer)
             self._passes.counts()  # steps report their own
 
     @on_device
     def logprob(self, plan: ShardPlan, column: str, reference: bool = False) -> dict[str, float]:
-        """Write the log-probabilities of the plan's response tokens as `column`: float32 [len], 0 elsewhere.
+        """Write the log-probabilities of the plan's response tokens as `column`: float32 [len], 0 elsewhere; and a teacher's `CANDIDATES`.
 
         Idempotent: the same weights give the same values under the same keys, and a repeated call overwrites them.
 
@@ -211,20 +221,19 @@ class PolicyWorker:
             RuntimeError: `reference` without a snapshot.
         """
         devices.reset_peak_memory(self._device)
-        micro_batches = self._micro_batches(plan)
-        if reference:
-            self._swap_reference()
-        try:
-            results = self._passes.run("logprob", micro_batches, lambda _, out: (out.sum(), out[0]), forward_only=True)
-        finally:
-            if reference:
-                self._swap_reference()
+        rows: dict[str, dict[int, torch.Tensor]] = defaultdict(dict)
+        if reference and self._reference is None:
+            raise RuntimeError(NO_REFERENCE)
+        with self._reference.passes() if reference and self._reference else contextlib.nullcontext({"": self._passes}) as by_source:
+            for passes, part, numbers in shares(plan, by_source, self._plan):
+                micro_batches = self._micro_batches(part)
+                results = passes.run("logprob", micro_batches, as_they_are, forward_only=True)
+                for micro_batch, values in zip(micro_batches, results, strict=True) if self._writes_back() else ():
+                    for name, found in columns_of(torch.where(micro_batch.token_mask, values, 0.0), column).items():
+                        rows[name] |= {numbers[row]: value for row, value in micro_batch.unpad(found)}
         if self._writes_back():
-            rows: dict[int, torch.Tensor] = {}
-            for micro_batch, logprobs in zip(micro_batches, results, strict=True):
-                masked = torch.where(micro_batch.token_mask, logprobs, 0.0)
-                rows.update(micro_batch.unpad(masked))
-            self._plane.put(plan.meta, {column: [rows[row] for row in range(len(plan.meta))]}, overwrite=True)
+            candidates = self._reference.candidates if reference and isinstance(self._reference, Teachers) else 0
+            self._plane.put(plan.meta, _of_all(rows, plan.meta, columns_of(torch.zeros(2 + 2 * candidates, 1, 1), column)), overwrite=True)
         peak = devices.peak_memory(self._device, "ref_logprob" if reference else "logprob")
         return {"response_tokens": float(plan.global_tokens)} | peak
 
@@ -267,86 +276,6 @@ class PolicyWorker:
             save_model_dir(Path(path), Path(self._model_path), weights, self._config.dtype)
 
     @on_device
-    def prepare_save(self) -> None:
-        """Allocate the host memory of saves, so that the first one does not wait for it. A collective; idempotent."""
-        from actors.policy.state import Saver
-
-        if self._saver is None:
-            self._saver = Saver(self._bare, self._optimizer, self._device)
-
-    @on_device
-    def begin_save(self, directory: str) -> None:
-        """Copy the state to host memory, and begin to write it to the directory beside training. A collective.
-
-        Raises:
-            RuntimeError: the save before is still being written.
-        """
-        self.prepare_save()
-        self._saver.begin(self._bare, self._optimizer, self._scheduler, directory)
-
-    def is_saving(self) -> bool:
-        """Whether a save is still being written."""
-        return self._saver is not None and bool(self._saver.writing())
-
-    def save_results(self) -> tuple[list[Any], float]:
-        """What `finish_save` needs of this rank's save, which is written; and the seconds of writing.
-
-        Raises:
-            CheckpointError: it could not be written.
-        """
-        found: tuple[list[Any], float] = self._saver.results()
-        return found
-
-    def finish_save(self, directory: str, results: list[list[Any]], weight_version: int) -> None:
-        """Write the index over what all ranks wrote; to be called on rank 0. No collective."""
-        self._saver.finish(directory, results, weight_version, self._hf.vocab_size)
-
-    @on_device
-    def load_state(self, directory: str, optimizer: OptimizerConfig | None) -> dict[str, Any]:
-        """Go on from a saved state: weights, masters, moments, schedule and, on the same device and layout, random states. A collective.
-
-        Args:
-            optimizer: whose schedule the run goes on with; None: the present one's.
-
-        Returns:
-            weight_version, optimizer_steps, random_states (whether they were restored).
-
-        Raises:
-            CheckpointError: the state is damaged, or another model's: seen before anything is changed. Or a file could not be read.
-        """
-        from actors.policy import state as states
-
-        saved = states.check(self._bare, self._optimizer, directory, self._hf.vocab_size)
-        if optimizer is not None:
-            self.reset_optimizer(optimizer)
-        same = states.load(self._bare, self._optimizer, self._scheduler, self._device, directory, saved)
-        return {"weight_version": saved.weight_version, "optimizer_steps": saved.optimizer_steps, "random_states": same}
-
-    @on_device
-    def save_reference(self, directory: str) -> None:
-        """Write the reference weights. A collective.
-
-        Raises:
-            CheckpointError: they cannot be written. RuntimeError: there is no reference.
-        """
-        from actors.policy.state import save_reference
-
-        if self._reference is None:
-            raise RuntimeError(_NO_REFERENCE)
-        save_reference(self._bare, self._optimizer, self._reference, directory)
-
-    @on_device
-    def load_reference(self, directory: str) -> None:
-        """Make saved weights the reference policy. A collective.
-
-        Raises:
-            CheckpointError: they are damaged, or another model's.
-        """
-        from actors.policy.state import load_reference
-
-        self._reference = load_reference(self._bare, self._optimizer, directory)
-
-    @on_device
     def close(self) -> None:
         """Let a save be written, but not for longer than `_CLOSE_S`, and leave the process group. Idempotent."""
         if self._saver is not None:
@@ -354,8 +283,22 @@ class PolicyWorker:
         self.drop_graphs()
         devices.leave_distributed()
 
-    def _micro_batches(self, plan: ShardPlan, columns: Sequence[str] = ()) -> list[MicroBatch]:
-        return build(self._reader.read(plan.meta, (*BASE, *columns)), plan, self._device)
+    def _micro_batches(self, plan: ShardPlan, objective: Objective | None = None) -> list[MicroBatch]:
+        columns = self._reader.read(plan.meta, (*BASE, *(objective.columns if objective else ())))
+        if objective is not None:
+            columns |= {name: list(torch.tensor(values).unbind()) for name, values in objective.row_weights(plan.meta).items()}
+        temperature = self._temperature if objective is None else objective.temperature or self._temperature
+        micro_batches = build(columns, plan, self._device, temperature, 1.0 if objective is None else self._loss_scale())
+        if objective is None:
+            return micro_batches
+        others = () if self._passes.graphs is None else self._objectives.values()  # the same graph serves all of the run
+        if others and isinstance(self._reference, Teachers):
+            micro_batches = [b.with_room(self._reference.candidates) for b in micro_batches]
+        preferred = prefer(micro_batches, plan, objective, self._passes, self._reference)
+        return weigh(preferred, objective, others, self._state.get_data_parallel_group(with_context_parallel=False))
+
+    def _loss_scale(self) -> float:
+        return float(self._optimizer.get_loss_scale()) if self._dtype == torch.float16 else 1.0
 
     def _gradients(self, plan: ShardPlan, objective: str) -> dict[str, float]:
         self._model.zero_grad_buffer()
@@ -365,32 +308,34 @@ class PolicyWorker:
         """The objective's passes over the plan's rows. Returns its report of the whole batch."""
 
         def loss(b: MicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            value, report = objective.loss(b, *output)
+            logprobs, entropies, *exact = output
+            value, report = objective.loss(b.with_columns(dict(zip((EXACT_KL,), exact, strict=False))), logprobs, entropies)
             return value, report_vector(report, objective.reported, self._device)
 
-        micro_batches = [self._weighted(b, objective) for b in self._micro_batches(plan, objective.columns)]
-        reports = self._passes.run(f"{stage} ({objective.computation})", micro_batches, loss, forward_only=forward_only)
+        name, micro_batches = f"{stage} ({objective.computation})", self._micro_batches(plan, objective)
+        reports = self._passes.run(name, micro_batches, loss, forward_only=forward_only)
         return reduce_reports(reports, objective.reported, self._device)
 
-    def _weighted(self, b: MicroBatch, objective: Objective) -> MicroBatch:
-        weights = objective.weights(b)
-        if self._passes.graphs is None:
-            return b.with_columns(weights)
-        # With the columns of every objective of the run, 0 where this one has none: the same graph serves all.
-        names = {name for one in self._objectives.values() for name in (*one.columns, *one.components)}
-        missing = names.difference(b.columns, weights)
-        return b.with_columns(weights | dict.fromkeys(missing, torch.zeros_like(b.token_mask, dtype=torch.float32)))
+    def _plan(self, meta: KVBatchMeta) -> ShardPlan:
+        """For some of this rank's rows."""
+        parallel = self._config.parallel
+        align, slots = parallel.row_multiple(self._device.type), parallel.sequence_multiple
+        return plan_batch(meta, self._config.batching, data_parallel=1, align=align, sequence_align=slots).shards[0]
 
     def _writes_back(self) -> bool:
         # One rank of a replica: the last stage has the values, and a data-plane client as good as the leader's.
         state = self._state
         return bool(state.is_pipeline_last_stage()) and state.get_tensor_model_parallel_rank() == state.get_context_parallel_rank() == 0
 
-    def _swap_reference(self) -> None:
-        if self._reference is None:
-            raise RuntimeError(_NO_REFERENCE)
-        with torch.no_grad():
-            for parameter, kept in zip(self._bare.parameters(), self._reference, strict=True):
-                present = parameter.detach().clone()
-                parameter.copy_(kept)
-                kept.copy_(present)
+
+def _of_all(
+    found: Mapping[str, Mapping[int, torch.Tensor]], meta: KVBatchMeta, blank: Mapping[str, torch.Tensor]
+) -> dict[str, list[torch.Tensor]]:
+    """Columns of the rows in order; zeros for rows that have none. `blank`: one token of each column, [1, 1, ...]."""
+    return {
+        name: [
+            found[name][row] if row in found[name] else one.new_zeros((length, *one.shape[2:]))
+            for row, length in enumerate(meta.sequence_lengths)
+        ]
+        for name, one in blank.items()
+    }

@@ -7,18 +7,21 @@ graph runs `execute` on a background thread beside ordinary calls: the group mak
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 from actors import node, rendezvous
 from actors.data_plane.address import DataPlaneAddress
 from actors.data_plane.connect import connect
 from actors.data_plane.usage import OperationUsage
+from actors.files import Files, at_this_node
 from actors.heap import freeze_heap
 from actors.policy.executors import Request
 from actors.refit.transport import TransportName
 from actors.refit.transports import TRANSPORTS
+from actors.rendezvous import Place
 from configs.policy import PolicyConfig
 
 
@@ -32,20 +35,22 @@ class PolicyWorkerActor:
     def __init__(
         self,
         config: PolicyConfig,
-        model_path: str,
+        model: str | Files,
         rank: int,
         address: DataPlaneAddress,
         timeout_s: float,
         seed: int,
         temperature: float,
         transport: TransportName = "host",
+        teachers: Mapping[str, str | Files] = MappingProxyType({}),
     ) -> None:
         """As `PolicyWorker`; and how its weights will go to engines."""
         from actors.policy.worker import PolicyWorker  # Megatron: imported in the worker's process only
 
         self._leads, self._transport = rank == 0, TRANSPORTS[transport](config.timeout_s)
         self._plane = connect(address, timeout_s=timeout_s)
-        self._worker = PolicyWorker(config, model_path, rank, self._plane, seed, temperature)
+        taught_by = {source: at_this_node(teacher) for source, teacher in teachers.items()}
+        self._worker = PolicyWorker(config, at_this_node(model), rank, self._plane, seed, temperature, taught_by)
         self._busy, self._running = threading.Lock(), ""
 
     def ping(self) -> None:
@@ -68,7 +73,7 @@ class PolicyWorkerActor:
         with self._alone(method):
             return getattr(self._worker, method)(*arguments)
 
-    def setup(self, place: str) -> dict[str, Any]:
+    def setup(self, place: Place) -> dict[str, Any]:
         """`PolicyWorker.setup`, and what the transport of weights needs before the first refit."""
         info: dict[str, Any] = self.call("setup", place)
         if self._leads:
@@ -87,17 +92,24 @@ class PolicyWorkerActor:
         """`PolicyWorker.finish_save`; a stage may be running."""
         self._worker.finish_save(directory, results, weight_version)
 
+    def release_memory(self) -> None:
+        """Give what passes left in torch's cache back to the GPU, where engines want it."""
+        from actors.policy.device import release_memory
+
+        with self._alone("release_memory"):
+            self._worker.call_on_device(release_memory)
+
     def ready(self) -> None:
         """To be called after the warm-up."""
         freeze_heap()
 
-    def node(self) -> str:
-        """The address of this worker's node."""
-        return node.address()
+    def node_id(self) -> str:
+        """Ray's id of this worker's node."""
+        return node.own_id()
 
-    def announce(self, one_machine: bool) -> str:
+    def announce(self) -> str:
         """As `rendezvous.announce`."""
-        return rendezvous.announce(one_machine)
+        return rendezvous.announce()
 
     def transport(self, method: str, *arguments: Any) -> Any:
         """A method of the policy's end of the transport, which gets the `PolicyWorker` as its first argument.

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch._C._distributed_c10d import HashStore
 
-from actors import rendezvous
 from actors.refit.manifest import WeightLayout
 from actors.refit.transport import RefitPlan, Transfer, Transport, UpdateInfo, Weights, bytes_of
 from actors.waiting import find, wait, wait_all
@@ -41,12 +42,10 @@ class Nccl(Transport):
 
     def _connect(self, ranks: int, workers: Mapping[str, Any], namespace: str, engines: Mapping[str, str]) -> None:
         name, first = next(iter(workers.items()))
+        invited = first.transport.remote("invite")
+        invitation = wait(invited, who=name, what="refit: begin a communicator", timeout_s=self._timeout_s)
+        group = {"invitation": invitation, "world_size": 1 + len(engines) * ranks}
         handles = {engine: find(engine, namespace) for engine in engines}
-        where = {who: handle.node.remote() for who, handle in (handles | {name: first}).items()}
-        nodes = wait_all(where, what="refit: say its node", timeout_s=self._timeout_s)
-        announced = first.announce.remote(one_machine=len(set(nodes.values())) == 1)
-        place = wait(announced, who=name, what="refit: announce where the ranks meet", timeout_s=self._timeout_s)
-        group = {"place": place, "world_size": 1 + len(engines) * ranks, "timeout_s": self._timeout_s}
         refs = {
             engine: handle.join_transfer.remote(group | {"rank_offset": 1 + index * ranks})
             for index, (engine, handle) in enumerate(handles.items())
@@ -58,6 +57,12 @@ class Nccl(Transport):
     def prepare(self) -> None:
         """Import what `join` needs, which takes 10 s."""
         from vllm.distributed.weight_transfer import nccl_engine  # noqa: F401
+
+    def invite(self, worker: Any) -> bytes:
+        """In rank 0: the id by which NCCL's ranks know each other. NCCL turns away whoever does not have it; Ray carries it."""
+        from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
+
+        return worker.call_on_device(lambda: bytes(NCCLLibrary().ncclGetUniqueId().internal))  # type: ignore[no-any-return]
 
     def join(self, worker: Any, group: dict[str, Any]) -> None:
         """In rank 0: be rank 0 of vLLM's communicator. Returns when all others have joined."""
@@ -92,16 +97,15 @@ class Nccl(Transport):
     def vllm_engine(cls) -> type:
         """As `Transport.vllm_engine`: vLLM's nccl engine, which gives the memory of each update back (vLLM issue 52950).
 
-        It meets the policy where that says: vLLM's own rendezvous unpickles what anybody who reaches it has written there.
+        It joins by the policy's invitation: vLLM's own rendezvous unpickles what anybody who reaches it has written there.
         """
         from vllm.distributed.weight_transfer.base import WeightTransferInitInfo
         from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
         @dataclass
         class Group(WeightTransferInitInfo):
-            place: str  # as of `rendezvous.store`
+            invitation: bytes
             world_size: int
-            timeout_s: float
             rank_offset: int  # of this engine's first worker
 
         class LeanNCCLWeightTransferEngine(NCCLWeightTransferEngine):
@@ -109,7 +113,7 @@ class Nccl(Transport):
 
             def init_transfer_engine(self, init_info: Any) -> None:
                 rank = init_info.rank_offset + self.parallel_config.rank
-                self.model_update_group = communicator(rank, init_info.place, init_info.world_size, init_info.timeout_s)
+                self.model_update_group = communicator(rank, init_info.invitation, init_info.world_size)
 
             def finish_weight_update(self) -> None:
                 super().finish_weight_update()
@@ -118,13 +122,27 @@ class Nccl(Transport):
         return LeanNCCLWeightTransferEngine
 
 
-def communicator(rank: int, place: str, world_size: int, timeout_s: float) -> Any:
-    """vLLM's PyNcclCommunicator on this thread's device. Returns when all ranks have joined."""
+def communicator(rank: int, invitation: bytes, world_size: int) -> Any:
+    """vLLM's PyNcclCommunicator on this thread's device. Returns when all ranks have joined.
+
+    Args:
+        invitation: NCCL's id, of `Nccl.invite` in rank 0.
+    """
     from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+    from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
     from vllm.distributed.utils import StatelessProcessGroup
 
-    group = StatelessProcessGroup(rank, world_size, rendezvous.store(place, rank, world_size, timeout_s))
-    return PyNcclCommunicator(group, device=torch.accelerator.current_device_index())
+    invited = NCCLLibrary().unique_id_from_bytes(invitation)
+
+    class Invited(StatelessProcessGroup):
+        """Knows the id already: nothing goes through the store, which is this process's own."""
+
+        def broadcast_obj(self, obj: Any, src: int) -> Any:
+            return invited
+
+    # Rank 0 would make another id, for which NCCL would wait in vain.
+    with patch.object(NCCLLibrary, "ncclGetUniqueId", lambda _: invited):
+        return PyNcclCommunicator(Invited(rank, world_size, HashStore()), device=torch.accelerator.current_device_index())
 
 
 def broadcast_bytes(transfer: Transfer) -> int:

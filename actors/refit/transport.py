@@ -39,12 +39,14 @@ class RefitPlan:
         buffer_bytes: size of one piece on its way (ipc, nccl).
         ranks_per_engine: vLLM workers of one engine (tensor_parallel_size).
         engine_timeout_s: seconds within which an engine takes the weights, or says why not.
+        engines_sleep: whether engines give their GPU's memory to the policy between rollout and refit.
     """
 
     transport: TransportName = "host"
     buffer_bytes: int = 2**30
     ranks_per_engine: int = 1
     engine_timeout_s: float = 0.0
+    engines_sleep: bool = False
 
 
 @dataclass(frozen=True)

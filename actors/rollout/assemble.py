@@ -22,7 +22,7 @@ from actors.rollout.transitions import Admitted
 
 ROLLOUT_FIELDS = ("input_ids", "token_mask", "sample_mask", "generation_logprobs", "weight_versions")
 SUPERVISED_FIELDS = ("input_ids", "token_mask", "sample_mask")
-TRAIN_FIELDS = (*ROLLOUT_FIELDS, "policy_logprobs", "reference_logprobs", "advantages")
+TRAIN_FIELDS = (*ROLLOUT_FIELDS, "policy_logprobs", "reference_logprobs", "teacher_ids", "teacher_logprobs", "advantages")
 NO_VERSION = -1  # of a token that no weights have sampled
 
 
@@ -98,6 +98,9 @@ def group_rows(
     trajectories: Sequence[Trajectory],
     truncated: Sequence[bool],
     verdicts: Sequence[Verdict],
+    source: str = "",
+    *,
+    overlong_filtering: bool,
 ) -> tuple[KVBatchMeta, dict[str, list[torch.Tensor]]]:
     """Keys, tags and columns of one prompt's responses; the uid and the version ride in the tags, so that nobody parses a key.
 
@@ -105,10 +108,13 @@ def group_rows(
         place: its keys; its version names the group, together with the uid.
         truncated: whether each response had no room to end.
         verdicts: of each response. One that drops its group drops every row.
+        source: of the problem, if it has a name.
+        overlong_filtering: the loss leaves truncated responses out (DAPO, arXiv 2503.14476, section 3.4), but not their group's mean.
 
     Returns:
         The meta, whose tags are prompt_uid, weight_version, start_version and end_version (that sampled the first and the last token),
-        weight_versions (how many sampled it), reward, dropped, response_length (sampled tokens) and truncated; and `ROLLOUT_FIELDS`.
+        weight_versions (how many sampled it), reward, dropped, masked (sample_mask is 0: dropped, or left out for its length),
+        response_length (sampled tokens), truncated and source, if there is one; and `ROLLOUT_FIELDS`.
     """
     all_dropped = any(verdict.drop == "group" for verdict in verdicts)
     tags = [
@@ -119,10 +125,12 @@ def group_rows(
             "end_version": versions[-1],
             "weight_versions": len(set(versions)),
             "reward": verdict.reward,
-            "dropped": all_dropped or verdict.drop != "no",
+            "dropped": (dropped := all_dropped or verdict.drop != "no"),
+            "masked": dropped or (overlong_filtering and cut),
             "response_length": len(versions),
             "truncated": cut,
         }
+        | ({"source": source} if source else {})
         for versions, cut, verdict in zip((one.sampled_by for one in trajectories), truncated, verdicts, strict=True)
     ]
     meta = KVBatchMeta(
@@ -133,5 +141,5 @@ def group_rows(
         tags=tuple(tags),
     )
     columns = token_columns(trajectories)
-    columns["sample_mask"] = [torch.tensor(float(not tag["dropped"])) for tag in tags]
+    columns["sample_mask"] = [torch.tensor(float(not tag["masked"])) for tag in tags]
     return meta, columns

@@ -144,12 +144,17 @@ class Collector:
             seed=self._config.seed,
             pool=self._new_pool(),  # a pool belongs to one thread
             scoring=Scoring(
-                self._scorer, self._rollout_encoder, self._plane, self._partition, self._config.deadlines.score, replaces=ahead
+                self._scorer,
+                self._rollout_encoder,
+                self._plane,
+                self._partition,
+                self._config.deadlines.score,
+                replaces=ahead,
+                overlong_filtering=self._config.rollout.overlong_filtering,
             ),
             ledger=find(self._ledger, self._namespace),
             at_once=_AHEAD if ahead else self._config.rollout.prompts_per_step,
             ahead=ahead,
-            sleeps=self._config.generation.sleep_level > 0 and not ahead,
             shown=self._config.logged_samples,
             resumed=self._resumed,
         )
@@ -227,6 +232,15 @@ class Collector:
         return {"sampler": self._config.ledger.sampler, "rows": self._config.rollout.responses_per_prompt}
 
     # ---- the rest ----
+
+    def sleep_engines(self) -> None:
+        """Let engines that may sleep (`generation.sleep_level`) do so until the next refit. No request may run.
+
+        Raises:
+            EngineDiedError: one is gone. RuntimeError: requests run.
+        """
+        if self._config.generation.sleep_level > 0:
+            self._pool.sleep()
 
     def supervised(self, step: int) -> KVBatchMeta:
         """The next warm-start batch: prompts of the training stream with the environment's own answers."""

@@ -1,6 +1,7 @@
 """The rollout side at one moment, as files: what a resumed run must know of every prompt that was drawn and is not done.
 
-rollout.json           ledger, prompt stream, prompts without a place, groups in flight and being scored, what the curriculum has not seen
+rollout.json           ledger, prompt stream, prompts without a place, groups in flight and being scored, what the curriculum, or a report,
+                       has not seen
 responses.safetensors  tokens and log-probabilities of the responses that those groups have
 rows.safetensors       rows of the stored groups (written by the collector)
 
@@ -27,12 +28,28 @@ from actors.generation.types import FinishReason, GenerationResult
 from actors.rollout.in_flight import PromptGroup, request_id
 from actors.rollout.prompts import LEVEL, DrawnPrompt, PromptStream
 from actors.rollout.rows import read_rows, write_rows
-from actors.rollout.samples import Sample
+from actors.rollout.samples import Sample, SlowSample
 from actors.rollout.scoring import Finished
 from actors.rollout.staleness import Group
 from actors.rollout.transitions import Admitted
 
 FILE, RESPONSES, ROWS = "rollout.json", "responses.safetensors", "rows.safetensors"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Unreported(_Strict):
+    """Of groups that the curriculum has seen since the last report, in the order of drawing; `tokens`: generated since then."""
+
+    verdicts: tuple[Verdict, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    slowest: tuple[SlowSample, ...] = ()
+    tokens: NonNegativeInt = 0
+
+
+NOTHING = Unreported()
 
 
 @dataclass(frozen=True)
@@ -44,6 +61,7 @@ class RolloutState:
         drawn: prompts without a place, in the order of drawing.
         flying: groups that lack responses. scoring: groups that have all. Each in the order of admission.
         begun: in the order of drawing, by uid, groups that the curriculum has not seen; None: not scored yet.
+        unreported: for the next step's report.
     """
 
     ledger: dict[str, Any]
@@ -52,6 +70,7 @@ class RolloutState:
     flying: tuple[PromptGroup, ...]
     scoring: tuple[PromptGroup, ...]
     begun: dict[str, Finished | None]
+    unreported: Unreported = NOTHING
 
     def kept(self) -> dict[str, int]:
         """Of the groups that have responses, by uid: the lowest weight version of their tokens."""
@@ -67,10 +86,6 @@ class RolloutState:
         )
         begun = {uid: done for uid, done in self.begun.items() if done is not None or uid in given}
         return replace(self, flying=flying, scoring=scoring, begun=begun)
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class _Problem(_Strict):
@@ -150,6 +165,7 @@ class _File(_Strict):
     flying: tuple[_Group, ...]
     scoring: tuple[_Group, ...]
     begun: tuple[_Begun, ...]
+    unreported: Unreported = NOTHING
 
     # Both stay the JSON that they are, as their owners take it: a validated copy would have other values for NaN.
     @field_validator("ledger")
@@ -195,6 +211,7 @@ def save_rollout(directory: Path, state: RolloutState, stream: PromptStream, *, 
         flying=tuple(_group(stream, group) for group in state.flying),
         scoring=tuple(_group(stream, group) for group in state.scoring),
         begun=tuple(begun),
+        unreported=state.unreported,
     )
     (directory / FILE).write_text(json.dumps(file.model_dump()), encoding="utf-8")
 
@@ -235,6 +252,7 @@ def load_rollout(directory: Path, stream: PromptStream, *, sampler: str, rows: i
         flying=flying,
         scoring=scoring,
         begun={one.uid: _finished(stream, one.uid, one.done) for one in file.begun},
+        unreported=file.unreported,
     )
 
 

@@ -23,6 +23,7 @@ from configs.base import ConfigError, did_you_mean
 from configs.secrets import resolve
 from configs.sft import SupervisedDataConfig
 
+REJECTED = "data.rejected_field"  # among a problem's columns: a response to which its answer is preferred
 _SPLIT = 7919  # beside the run's seed: the held-out rows are not the first ones of an epoch's order
 
 
@@ -35,9 +36,10 @@ class FileProblems:
 
     def __init__(self, config: SupervisedDataConfig, seed: int) -> None:
         assert config.train is not None  # SupervisedDataConfig checks it
-        rows = read_rows(config.train, config.prompt_field, config.response_field, "data.train")
+        prompt, response, rejected = config.prompt_field, config.response_field, config.rejected_field
+        rows = read_rows(config.train, prompt, response, "data.train", rejected)
         if config.validation is not None:
-            held_out = read_rows(config.validation, config.prompt_field, config.response_field, "data.validation")
+            held_out = read_rows(config.validation, prompt, response, "data.validation", rejected)
         else:
             assert config.split is not None
             if len(rows) < 2:
@@ -68,16 +70,18 @@ def split_rows(rows: list[Problem], fraction: float, seed: int) -> tuple[list[Pr
     return [row for i, row in enumerate(rows) if i not in chosen], [row for i, row in enumerate(rows) if i in chosen]
 
 
-def read_rows(url: str, prompt_field: str, response_field: str, config_field: str) -> list[Problem]:
+def read_rows(url: str, prompt_field: str, response_field: str, config_field: str, rejected_field: str | None = None) -> list[Problem]:
     """Every row of a .jsonl or .parquet file. Blank lines are passed over; other fields are not kept (of Parquet: not read).
 
     Args:
         url: a path or an fsspec URL. config_field: what the recipe calls it, for messages.
+        rejected_field: of the worse response, which becomes the column `REJECTED`; None: there is none.
 
     Raises:
         ConfigError: no such file, a damaged row, a field that is missing or no text, an empty response, or no rows at all.
     """
     fields = {"data.prompt_field": prompt_field, "data.response_field": response_field}
+    fields |= {} if rejected_field is None else {REJECTED: rejected_field}
     with reading(url, config_field), fsspec.open(resolve(url, config_field), "rb") as file:
         if PurePosixPath(url).suffix == ".parquet":
             rows = _parquet_rows(file, url, fields)
@@ -110,10 +114,11 @@ def _problem(url: str, number: int, row: dict[str, Any], fields: dict[str, str])
             raise ConfigError(f"{where}: field {name!r} is {type(row[name]).__name__}, text is wanted")
         encodable(row[name], f"{where}: field {name!r}")
         texts.append(row[name])
-    prompt, response = texts
-    if not response:
-        raise ConfigError(f"{where}: field {fields['data.response_field']!r} is empty: there is nothing to learn from it")
-    return Problem(uid=f"{url}:{number}", question=prompt, answer=response)
+    prompt, response, *rejected = texts
+    for name, text in zip(list(fields.values())[1:], texts[1:], strict=True):
+        if not text:
+            raise ConfigError(f"{where}: field {name!r} is empty: there is nothing to learn from it")
+    return Problem(uid=f"{url}:{number}", question=prompt, answer=response, columns={REJECTED: rejected[0]} if rejected else {})
 
 
 def _no_field(setting: str, name: str, where: str, given: Iterable[str]) -> ConfigError:

@@ -7,7 +7,8 @@
     └── store ◄─ written ── Scoring ─► DataPlane           rows under the reserved keys, then commit ──► Ledger
 
 When a synchronous step's groups are admitted, they are drawn and submitted together, and the next are drawn when all of them are stored:
-so the engine and the curriculum see the same in every run. In an asynchronous run prompts are drawn ahead, and it never pauses.
+so the engine and the curriculum see the same in every run. So are those that dynamic sampling asks for in the place of others. In an
+asynchronous run prompts are drawn ahead, and it never pauses.
 
 One thread does all of it. When it ends, for whatever reason, the ledger hears why (`abandon`), so that no trainer waits for it.
 """
@@ -33,7 +34,7 @@ from actors.environments.scoring.verdict import metrics as scoring_metrics
 from actors.generation.fleet import Change
 from actors.generation.pool import EnginePool
 from actors.generation.types import EngineDiedError
-from actors.rollout.cut import RolloutState
+from actors.rollout.cut import RolloutState, Unreported
 from actors.rollout.in_flight import InFlight, PromptGroup, group_requests
 from actors.rollout.ledger_actor import Places
 from actors.rollout.prompts import DrawnPrompt, PromptStream
@@ -59,7 +60,6 @@ class RolloutLoop:
         ledger: handle of the ledger's actor.
         at_once: number of prompts that places are asked for together.
         ahead: whether places are taken while other groups are in flight, and it goes on with the remaining engines when one dies.
-        sleeps: whether engines sleep when all groups are stored.
         shown: largest number of samples in a report.
         resumed: what it goes on from; the ledger, the stream and the data plane are there already.
     """
@@ -75,13 +75,12 @@ class RolloutLoop:
         ledger: Any,
         at_once: int,
         ahead: bool,
-        sleeps: bool,
         shown: int,
         resumed: RolloutState | None = None,
     ) -> None:
         self._stream, self._rollout, self._seed = stream, rollout, seed
         self._pool, self._scoring, self._ledger = pool, scoring, ledger
-        self._at_once, self._ahead, self._sleeps = at_once, ahead, sleeps
+        self._at_once, self._ahead = at_once, ahead
         self._flying = InFlight()
         self._drawn: deque[DrawnPrompt] = deque()
         self._begun: dict[str, Finished | None] = {}  # groups in the order of drawing, until those before them are noted
@@ -201,6 +200,10 @@ class RolloutLoop:
         self._scoring.begin(state.scoring)
         for group in state.flying:
             self._flying.add(group)
+        last = state.unreported
+        with self._lock:
+            self._verdicts, self._samples, self._slowest = [*last.verdicts], [*last.samples], last.slowest
+            self._reported_tokens -= last.tokens
         self._note()
         self._count()
         if state.flying:
@@ -217,6 +220,13 @@ class RolloutLoop:
         held = {group["uid"]: group for group in ledger["groups"]}
         given = [drawn for drawn in self._drawn if drawn.uid in held]
         unseen = [PromptGroup(drawn.problem, drawn.token_ids, _place(held[drawn.uid])) for drawn in given]
+        with self._lock:
+            unreported = Unreported(
+                verdicts=tuple(self._verdicts),
+                samples=tuple(self._samples),
+                slowest=self._slowest,
+                tokens=self._tokens - self._reported_tokens,
+            )
         return RolloutState(
             ledger=ledger,
             stream=self._stream.state(),
@@ -224,6 +234,7 @@ class RolloutLoop:
             flying=(*(replace(group, results=dict(group.results)) for group in self._flying.groups()), *unseen),
             scoring=self._scoring.groups(),
             begun=self._begun | {group.uid: None for group in unseen},
+            unreported=unreported,
         )
 
     def _admit(self) -> None:
@@ -303,8 +314,6 @@ class RolloutLoop:
         for done in scored:
             if done.meta is None:
                 self._ask("fail", done.group.uid, f"no reward: {next(v.error for v in done.verdicts if v.drop == 'group')}")
-        if self._sleeps and not self._flying and not self._scoring:
-            self._pool.sleep()  # before the trainer hears of the last group: it needs the memory
         stored = [
             Committed(done.group.uid, meta, min(tag["start_version"] for tag in meta.tags), max(tag["end_version"] for tag in meta.tags))
             for done in scored

@@ -67,13 +67,15 @@ class Scoring:
         scorer: handle of the environment actor.
         timeout_s: longest wait for the verdicts of one `begin`.
         replaces: groups that a verdict drops are not written, because others take their place; otherwise their rows are masked.
+        overlong_filtering: as of `group_rows`.
     """
 
     def __init__(
-        self, scorer: Any, encoder: PromptEncoder, plane: DataPlane, partition_id: str, timeout_s: float, *, replaces: bool
-    ) -> None:
+        self, scorer: Any, encoder: PromptEncoder, plane: DataPlane, partition_id: str, timeout_s: float, *,
+        replaces: bool, overlong_filtering: bool,
+    ) -> None:  # fmt: skip
         self._scorer, self._encoder, self._plane, self._partition_id = scorer, encoder, plane, partition_id
-        self._timeout_s, self._replaces = timeout_s, replaces
+        self._timeout_s, self._replaces, self._overlong_filtering = timeout_s, replaces, overlong_filtering
         self._pending: dict[Any, tuple[list[tuple[PromptGroup, tuple[Response, ...]]], float]] = {}
 
     def __len__(self) -> int:
@@ -124,6 +126,8 @@ class Scoring:
                 [Trajectory.single_turn(group.prompt, result) for result in group.in_order()],
                 [response.truncated for response in responses],
                 verdicts,
+                group.problem.source,
+                overlong_filtering=self._overlong_filtering,
             )
             for group, responses, verdicts in scored
             if not (self._replaces and any(verdict.drop == "group" for verdict in verdicts))

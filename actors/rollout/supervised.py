@@ -9,10 +9,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
@@ -27,7 +27,7 @@ from actors.environments import Problem
 from actors.heap import freeze_heap
 from actors.rollout.assemble import SUPERVISED_FIELDS, Trajectory, token_columns
 from actors.rollout.cut import FILE, StreamState
-from actors.rollout.examples import build_problems
+from actors.rollout.examples import REJECTED, build_problems
 from actors.rollout.prompts import PromptEncoder, PromptStream
 from configs.secrets import know
 from configs.sft import SftConfig
@@ -41,14 +41,24 @@ class SampleTooLongError(ValueError):
 
 @dataclass(frozen=True)
 class TokenSample:
-    """One sample as the model sees it: the loss is on `response`, whose last token ends it."""
+    """One sample as the model sees it: the loss is on `response`, whose last token ends it.
+
+    Attributes:
+        rejected: a worse response, if there is one: the sample is a pair then, of two rows.
+    """
 
     uid: str
     prompt: tuple[int, ...]
     response: tuple[int, ...]
+    rejected: tuple[int, ...] = ()
 
     def __len__(self) -> int:
-        return len(self.prompt) + len(self.response)
+        return len(self.prompt) + max(len(self.response), len(self.rejected))
+
+    @property
+    def responses(self) -> tuple[tuple[int, ...], ...]:
+        """One for each row."""
+        return (self.response, self.rejected) if self.rejected else (self.response,)
 
 
 class SampleReader:
@@ -71,7 +81,9 @@ class SampleReader:
         Raises:
             SampleTooLongError: it is too long, and must not be.
         """
-        sample = TokenSample(uid, tuple(self._encoder.prompt(problem)), tuple(self._encoder.answer(problem)))
+        worse = problem.columns.get(REJECTED)
+        rejected = () if worse is None else self._encoder.answer(replace(problem, answer=worse))
+        sample = TokenSample(uid, tuple(self._encoder.prompt(problem)), tuple(self._encoder.answer(problem)), tuple(rejected))
         if len(sample) <= self._longest:
             return sample
         if self._on_too_long == "error":
@@ -105,23 +117,32 @@ class SupervisedBatches:
         plane.register_partition(partition, fields=SUPERVISED_FIELDS)
 
     def put(self, samples: list[TokenSample], name: str, multiple_of: int = 1) -> KVBatchMeta:
-        """Columns input_ids, token_mask and sample_mask of the samples. Returns their keys and lengths.
+        """Columns input_ids, token_mask and sample_mask of the samples. Returns keys and lengths, and of pairs the tags `pair`, `chosen`.
 
         Args:
             name: what the batch is for, in messages.
             multiple_of: rows are filled up to a multiple of this, with copies of the shortest that count for nothing.
         """
-        fillers = [min(samples, key=len)] * (-len(samples) % multiple_of)
-        rows = [*samples, *fillers]
-        columns = token_columns([Trajectory.demonstration(row.prompt, row.response) for row in rows])
+        real = [(number, one, i) for number, one in enumerate(samples) for i in range(len(one.responses))]
+        shortest = min(samples, key=lambda one: len(one.prompt) + len(one.response))
+        fillers = -len(real) % multiple_of
+        rows = [*((one.prompt, one.responses[i]) for _, one, i in real), *[(shortest.prompt, shortest.response)] * fillers]
+        columns = token_columns([Trajectory.demonstration(*row) for row in rows])
         columns = {name: columns[name] for name in SUPERVISED_FIELDS}
-        columns["sample_mask"][len(samples) :] = [torch.tensor(0.0) for _ in fillers]
+        columns["sample_mask"][len(real) :] = [torch.tensor(0.0)] * fillers
+        tags: list[dict[str, Any]] = [
+            {"response_length": len(one.responses[i])} | ({"pair": number, "chosen": i == 0} if one.rejected else {})
+            for number, one, i in real
+        ]
         meta = KVBatchMeta(
             partition_id=self._partition,
             task_name=name,
-            keys=(*(mint_key(0, sample.uid, 0) for sample in samples), *(mint_key(0, f.uid, i) for i, f in enumerate(fillers, start=1))),
-            sequence_lengths=tuple(len(row) for row in rows),
-            tags=tuple({"response_length": length} for length in (*(len(sample.response) for sample in samples), *(0 for _ in fillers))),
+            keys=(
+                *(mint_key(0, one.uid, i) for _, one, i in real),
+                *(mint_key(0, shortest.uid, len(shortest.responses) + i) for i in range(fillers)),
+            ),
+            sequence_lengths=tuple(len(prompt) + len(response) for prompt, response in rows),
+            tags=(*tags, *({"response_length": 0} for _ in range(fillers))),
         )
         return self._plane.put(meta, columns)
 

@@ -1,6 +1,7 @@
 """What this machine has, what it lacks, and the command that fixes it.
 
 python -m flows.service.doctor          exit code 1 when something needed is missing
+python -m flows.service.doctor --cluster [ADDRESS] [--recipe NAME]     each node of a Ray cluster: cluster_doctor.py
 
 Each check looks at facts that it is given, and so can be tried without the machine that has them; `gather` reads the facts of this one.
 """
@@ -22,6 +23,9 @@ from packaging.version import Version
 
 from actors.environments.scoring.confine import kernel_allows_namespaces
 from configs import settings
+from configs.base import ConfigError
+from flows.arguments import parse
+from flows.service.parts import default_home
 
 _GIB = 2**30
 _LEAST_SHM_GIB = 0.5  # Ray's object store (ray.object_store_mib) and what vLLM and gloo share
@@ -238,7 +242,7 @@ def gather() -> Facts:
     imports |= {name: error for name in ("ray", "vllm", "prefect", "megatron.core") if (error := _lacks(name))}
     if gpus and "transformer-engine" in versions and (error := _fails("transformer_engine.pytorch")):
         imports["transformer_engine"] = error  # built against another torch, most often
-    home = Path(__file__).parent.parent.parent
+    home = default_home()
     url, address = _configured_server(), settings.ray_address()
     answers = {place: _answers(place) for place in (url, address) if place}
     return Facts(
@@ -345,8 +349,11 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    """Returns the exit code: 0 all that is needed is there, 1 something is missing."""
+def main(arguments: Sequence[str] = ()) -> int:
+    """Returns the exit code: 0 all that is needed is there, 1 something is missing, 2 wrong input."""
+    options = parse("doctor", list(arguments))
+    if options.cluster is not None:
+        return _cluster(options.cluster or settings.ray_address(), options.recipe)
     facts = gather()
     results = [check(facts) for check in CHECKS]
     print(table(results))
@@ -355,5 +362,18 @@ def main() -> int:
     return 1 if missing else 0
 
 
+def _cluster(address: str | None, recipe: str | None) -> int:
+    from flows.service import cluster_doctor
+
+    if not address:
+        print("error: --cluster needs an address, or RAY_ADDRESS", file=sys.stderr)
+        return 2
+    try:
+        return cluster_doctor.main(address, recipe)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

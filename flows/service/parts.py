@@ -22,6 +22,7 @@ from typing import Self
 
 from configs.base import ConfigError
 
+PACKAGE = Path(__file__).parent.parent.parent  # with the four rooms: a checkout, or site-packages
 _TAIL_LINES = 15
 
 
@@ -63,6 +64,16 @@ class Part:
             for process in self.members():
                 _send(process.pid, number)
             _await_end(lambda: bool(self.members()), timeout_s)
+
+
+def is_checkout() -> bool:
+    """Whether this code is of a checkout, and not of an installed wheel."""
+    return (PACKAGE / "pyproject.toml").is_file()
+
+
+def default_home() -> Path:
+    """Where `up` works unless it is told: the checkout; of an installed wheel, the working directory."""
+    return PACKAGE if is_checkout() else Path.cwd()
 
 
 class Record:

@@ -26,6 +26,19 @@ START_TIMEOUT_S = 300.0  # seconds are enough on an idle machine; on a busy shar
 _STOP_TIMEOUT_S = 15.0
 _DRAIN_TIMEOUT_S = 10.0
 _ANSWER_S = 5.0
+# A run uses no blocks. To register them the server would import prefect-ray, and with it Ray.
+_FOR_ONE_RUN = {"PREFECT_API_BLOCKS_REGISTER_ON_START": "false", "PREFECT_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false"}
+
+
+_ahead: list[tuple[subprocess.Popen[bytes], str]] = []  # the server that `begin` has started, and its URL
+
+
+def begin() -> None:
+    """Start the server for which `prefect_server` will wait, where none is configured: it computes as long as a flow is imported, and so
+    both go on side by side. One that nobody comes for ends with this process.
+    """
+    if not _ahead and configured_url() is None:
+        _ahead.append(_launch(DEFAULT_PORT))
 
 
 @contextmanager
@@ -42,8 +55,8 @@ def prefect_server() -> Iterator[str]:
         return
     server, url = _start()
     try:
-        settings.set_for_process(PREFECT_API_URL=f"{url}/api")  # for child processes
-        with temporary_settings({PREFECT_API_URL: f"{url}/api"}):
+        api_url = f"{url}/api"
+        with settings.variables(PREFECT_API_URL=api_url), temporary_settings({PREFECT_API_URL: api_url}):  # also for child processes
             yield url
     finally:
         _drain()
@@ -52,16 +65,7 @@ def prefect_server() -> Iterator[str]:
 
 def _start() -> tuple[subprocess.Popen[bytes], str]:
     for preferred in (DEFAULT_PORT, 0):  # runs that start at once may all find the first one free; the others then take any
-        url = f"http://127.0.0.1:{free_port(preferred)}"
-        server = subprocess.Popen(
-            server_command(url),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            stdin=subprocess.DEVNULL,
-            env=server_environment(url),
-            start_new_session=True,  # Ctrl-C reaches the run first; the server outlives it to hear the end
-            preexec_fn=lambda: ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
-        )
+        server, url = _ahead.pop() if _ahead else _launch(preferred)
         try:
             await_health(server, f"{url}/api")
             return server, url
@@ -71,6 +75,20 @@ def _start() -> tuple[subprocess.Popen[bytes], str]:
             if preferred == 0 or not lost_the_port:
                 raise
     raise AssertionError("unreachable")
+
+
+def _launch(preferred: int) -> tuple[subprocess.Popen[bytes], str]:
+    url = f"http://127.0.0.1:{free_port(preferred)}"
+    server = subprocess.Popen(
+        server_command(url),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
+        env=server_environment(url) | _FOR_ONE_RUN,
+        start_new_session=True,  # Ctrl-C reaches the run first; the server outlives it to hear the end
+        preexec_fn=lambda: ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
+    )
+    return server, url
 
 
 def configured_url() -> str | None:

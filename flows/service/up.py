@@ -2,8 +2,8 @@
 
  up    server ─┐                           ┌─► deploy all ─┐
                ├─► both answer ─► work pool ┤               ├─► worker ready ─► URL, next command
-       Ray   ──┘                           └─► worker ─────┘
- down  cancel the worker's flow runs ─► worker ─► Ray ─► server
+       Ray   ──┘                           └─► reports ─► worker
+ down  cancel the worker's flow runs ─► worker ─► reports ─► Ray ─► server
 
 A server that PREFECT_API_URL names and a cluster that RAY_ADDRESS names are used, and never stopped.
 A second `up` starts what has died since, and deploys again; an `up` that fails stops what it started.
@@ -13,7 +13,6 @@ python -m flows.service.up          python -m flows.service.up --down          p
 
 from __future__ import annotations
 
-import argparse
 import signal
 import socket
 import subprocess
@@ -33,15 +32,16 @@ from prefect.workers.process import ProcessWorker
 
 from configs import settings
 from configs.base import ConfigError
-from flows.service import automations, runs, server
-from flows.service.parts import Part, Record, look
+from flows.arguments import parse
+from flows.service import automations, pages, runs, server
+from flows.service.parts import PACKAGE, Part, Record, default_home, is_checkout, look
 from tasks import scratch
 from tasks.cluster import probe
 
-ROOT = Path(__file__).parent.parent.parent
+_DEPLOYMENTS = Path(__file__).parent / "prefect.yaml"  # in a checkout a link to the one at its top
 POOL = "grpo"
-SERVER, RAY, WORKER = "server", "ray", "worker"
-_RAY_PORT = 6379
+SERVER, RAY, REPORTS, WORKER = "server", "ray", "reports", "worker"
+_RAY_PORT, _REPORTS_PORT = 6379, 4201
 _LEAST_CPUS = 4  # logical CPUs of the cluster: what one run on the smallest machine asks for, and one more
 _RAY_ATTEMPTS = 3
 _RAY_GAVE_UP = "timed out during startup"  # after 30 s, says ray/_private/node.py; no option changes that
@@ -61,7 +61,7 @@ class Up:
 
     def __init__(self, record: Record, home: Path, host: str = "127.0.0.1") -> None:
         self._record, self._host = record, host
-        self._settings_file = home / "prefect.toml"
+        self._settings_file, self._pages = home / "prefect.toml", record.directory / "pages"
         self._started: list[str] = []
         self._ray_place: Path | None = None  # of a Ray that this command has started
 
@@ -81,6 +81,7 @@ class Up:
             server.check_configured(self.api_url)
             with temporary_settings({PREFECT_API_URL: self.api_url}), get_client(sync_client=True) as client:
                 _create_pool(client)
+                self._start_reports()
                 self._start_worker(client)
                 _deploy(client, self.api_url)
                 automations.install(client)
@@ -97,7 +98,7 @@ class Up:
         stopped = []
         if WORKER in self._record.parts and server.healthy(self.api_url):
             self._cancel_runs()
-        for name in (WORKER, RAY, SERVER):
+        for name in (WORKER, REPORTS, RAY, SERVER):
             if name in self._record.parts:
                 stopped.append(name if self._record.parts[name].alive() else f"{name} (had ended by itself)")
                 self._stop(name)
@@ -174,6 +175,13 @@ class Up:
                 if Path(f"/proc/{process.pid}/comm").read_text().strip() == "raylet":
                     scratch.note_raylet(self._ray_place, process.pid)
 
+    def _start_reports(self) -> None:
+        part = self._record.parts.get(REPORTS)
+        if part is None or not part.alive():
+            address = self._place(part, _REPORTS_PORT)
+            self._start(REPORTS, address, pages.command(self._pages, address), settings.child_environment())
+        self._await(REPORTS, "to start", lambda: self._said(REPORTS, "serving at"))
+
     def _start_worker(self, client: SyncPrefectClient) -> None:
         part, address = self._record.parts.get(WORKER), f"{self.api_url} {self.ray_address}"
         if part is not None and part.alive():
@@ -190,6 +198,7 @@ class Up:
             "PREFECT_API_URL": self.api_url,
             "RAY_ADDRESS": self.ray_address,
             "PREFECT_WORKER_WEBSERVER_HOST": self._host,
+            **pages.environment(self._pages, self._record.parts[REPORTS].address),
         }
         self._start(WORKER, address, worker_command(POOL, f"make-up-{socket.gethostname()}"), environment)
 
@@ -210,7 +219,7 @@ class Up:
         if name in self._record.parts:
             self._stop(name)  # what a dead part has left behind
         self._started.append(name)
-        self._record.start(name, address, command, environment, ROOT, holds)
+        self._record.start(name, address, command, environment, default_home(), holds)
 
     def _stop(self, name: str) -> None:
         if name not in self._record.parts:
@@ -230,7 +239,7 @@ class Up:
     def _ray_environment(self) -> dict[str, str]:
         """For the cluster and for whoever joins it: the address as it was given, and a token, without which anyone here could use it."""
         loopback = "0" if self._host.startswith("127.") else "1"
-        extra = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": loopback, "PYTHONPATH": settings.python_path(ROOT)}
+        extra = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": loopback, "PYTHONPATH": settings.python_path(PACKAGE)}
         if settings.get("RAY_AUTH_MODE") is None and settings.ray_address() is None:
             if not settings.ray_token_exists():
                 subprocess.run([_script("ray"), "get-auth-token", "--generate"], check=True, capture_output=True)
@@ -297,9 +306,9 @@ def _deploy(client: SyncPrefectClient, api_url: str) -> None:
     """Deploy everything. Schedules that a person turned on or off stay so: deploying would put back what prefect.yaml says."""
     switched = {key: active for key, (_, _, active) in _schedules(client).items()}
     done = subprocess.run(
-        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"],
-        cwd=ROOT,
-        env=settings.child_environment(PREFECT_API_URL=api_url),
+        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(_DEPLOYMENTS)],
+        cwd=default_home(),
+        env=settings.child_environment(PREFECT_API_URL=api_url, PYTHONPATH=settings.python_path(PACKAGE)),
         capture_output=True,
         text=True,
         timeout=_DEPLOY_TIMEOUT_S,
@@ -321,13 +330,13 @@ def _schedules(client: SyncPrefectClient) -> dict[tuple[str, str], tuple[UUID, U
     }
 
 
-def up(home: Path = ROOT, host: str = "127.0.0.1") -> str:
+def up(home: Path, host: str = "127.0.0.1") -> str:
     """Start and deploy. Returns the lines for the person who typed it."""
     with Record.locked(home) as record:
         running = Up(record, home, host)
         running.start()
         prefect = Path(sys.executable).parent / "prefect"
-        shown = prefect.relative_to(ROOT) if prefect.is_relative_to(ROOT) else prefect
+        shown = prefect.relative_to(PACKAGE) if prefect.is_relative_to(PACKAGE) else prefect
         asks = settings.get("PREFECT_SERVER_API_AUTH_STRING") is not None
         password = (
             ['password     export PREFECT_API_AUTH_STRING="$PREFECT_SERVER_API_AUTH_STRING"   # for prefect\'s own commands']
@@ -341,12 +350,12 @@ def up(home: Path = ROOT, host: str = "127.0.0.1") -> str:
                 f"logs         {record.directory}",
                 *password,
                 f"next         {shown} deployment run grpo/async --watch",
-                "stop         make down",
+                f"stop         {'make' if is_checkout() else 'grpo-flows'} down",
             )
         )
 
 
-def down(home: Path = ROOT) -> str:
+def down(home: Path) -> str:
     """Stop what `up` started. Returns a line that names it."""
     with Record.locked(home) as record:
         stopped = Up(record, home).stop()
@@ -355,13 +364,20 @@ def down(home: Path = ROOT) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code: 0 done, 1 a part does not start or answer, 130 interrupted."""
-    parser = argparse.ArgumentParser(prog="python -m flows.service.up", description="Start everything that deployments need; deploy them.")
-    parser.add_argument("--down", action="store_true", help="stop what was started, and nothing else")
-    parser.add_argument("--home", type=Path, default=ROOT, help="where .grpo/ and prefect.toml go (default: this checkout)")
-    parser.add_argument("--host", default="127.0.0.1", help="listen on this address of the machine (default: loopback only)")
-    options = parser.parse_args(arguments)
+    options = parse("up", arguments)
+    home = options.home or default_home()
+    return _said(lambda: down(home) if options.down else up(home, options.host))
+
+
+def stop(arguments: list[str] | None = None) -> int:
+    """`grpo-flows down`. Returns the exit code, as `main`."""
+    home = parse("down", arguments).home or default_home()
+    return _said(lambda: down(home))
+
+
+def _said(work: Callable[[], str]) -> int:
     try:
-        print(down(options.home) if options.down else up(options.home, options.host))
+        print(work())
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -1,13 +1,16 @@
 """The report of a run: one HTML file that needs nothing else, written from the other files of the run directory.
 
     summary.json, metrics.jsonl, samples.jsonl, slowest.jsonl, config.yaml
-      └─► write_report ──► report.html   (opens from file://, light and dark)
+      └─► write_report ──► report.html   (opens from file://, light and dark; report.js: zoom, and samples with a filter)
 
-It can be written again at any time, also for a run that failed before its first step.
+It can be written again at any time: while the run goes on, and for one that failed before its first step.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import math
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +32,11 @@ from tasks.reporting.summary import SetAccuracy, Summary
 from tasks.reporting.validation import set_tables, with_sets
 from tasks.reporting.views import VIEWS, Chart, View
 
-_TEMPLATE = "report.html.j2"
+_TEMPLATE, _SCRIPT = "report.html.j2", "report.js"
+_MOST_SAMPLES, _NEWEST = 600, 300  # in the page; above the first the older ones are thinned
+_SAMPLE_KEYS = (
+    "step", "phase", "prompt", "response", "answer", "reward", "rewards", "outcome", "error", "tokens", "truncated", "source", "uid",
+)  # fmt: skip
 _TRAINING_STEPS_SHOWN = 5
 _MOST_WARNINGS = 10
 _DATA_PLANE = ("count", "errors", "rows", "bytes", "p50_s", "p99_s")
@@ -54,22 +61,27 @@ class Tile:
     before: str | None = None
 
 
-def write_report(directory: RunDirectory) -> Path:
-    """Write report.html. Files other than summary.json may be missing: a run that failed early has none.
+def write_report(directory: RunDirectory, summary: Summary | None = None) -> Path:
+    """Write report.html, in one piece. Files other than summary.json may be missing: a run that failed early has none.
+
+    Args:
+        summary: of a run that goes on, which has no summary.json yet.
 
     Raises:
         FileNotFoundError: no summary.json.
         ValueError: a damaged file; the message names it.
     """
     page = render_report(
-        Summary.read(directory.summary),
+        summary or Summary.read(directory.summary),
         read_lines(directory.metrics) if directory.metrics.exists() else [],
         read_lines(directory.samples) if directory.samples.exists() else [],
         directory.config.read_text(encoding="utf-8") if directory.config.exists() else "",
         read_lines(directory.slowest) if directory.slowest.exists() else [],
     )
     # Lone surrogates, which a broken token may leave in a response, have no UTF-8.
-    directory.report.write_text(page, encoding="utf-8", errors="replace")
+    fresh = directory.report.with_name(f".{directory.report.name}")
+    fresh.write_text(page, encoding="utf-8", errors="replace")
+    fresh.replace(directory.report)
     return directory.report
 
 
@@ -87,19 +99,22 @@ def render_report(
     )
     filters = {"number": text.number, "score": text.score, "duration": text.duration, "share": text.share, "outcome": outcome}
     environment.filters |= filters
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     rows, view = by_step(metrics), VIEWS[summary.flow]
+    more = [chart for chart in view.more if any(value for one in chart.series for _, value in series(rows, one.metric))]
+    charts = [*with_sets(view.charts, rows), *more]
+    of_rewards = reward_charts(rows) if view.charts else []  # a flow without charts has no steps to draw them over
+    script = (Path(__file__).parent / _SCRIPT).read_text(encoding="utf-8")
     warnings = [f"step {row['step']}: {name} was not finite" for row in metrics for name, value in row.items() if value is None]
-    return environment.get_template(
-        _TEMPLATE
-    ).render(
+    return environment.get_template(_TEMPLATE).render(
         summary=summary,
         view=view,
         tiles=_tiles(summary),
-        panels=_panels(with_sets(view.charts, rows), rows),
+        panels=_panels(charts, rows),
         time_panel=_time_panel(rows, view),
         stages=_stage_table(summary),
         rewards=reward_table(rows),
-        reward_panels=_panels(reward_charts(rows) if view.charts else [], rows),  # a flow without charts has no steps to draw them over
+        reward_panels=_panels(of_rewards, rows),
         slowest=slowest_first(slowest),
         failures=failures(slowest),
         sets=set_tables(rows, {name: one.gain for name, one in summary.sets.items()}),
@@ -111,7 +126,39 @@ def render_report(
         warnings=warnings[:_MOST_WARNINGS],
         more_warnings=len(warnings) - len(warnings[:_MOST_WARNINGS]),
         config=config,
+        data=_data([*charts, *of_rewards], rows, samples) | {"running": summary.status == "running"},
+        script=Markup(script),
+        script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
+
+
+def _data(charts: Sequence[Chart], rows: Sequence[Row], samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the page's script draws and filters."""
+    shown = samples if len(samples) <= _MOST_SAMPLES else [*_spread(samples[:-_NEWEST], _MOST_SAMPLES - _NEWEST), *samples[-_NEWEST:]]
+    return {
+        "steps": [row["step"] for row in rows],
+        "charts": [
+            {
+                "bounds": chart.bounds,
+                "log": chart.log,
+                "lines": [
+                    {"label": one.label, "color": one.color, "values": [_rounded(row.get(one.metric)) for row in rows]}
+                    for one in chart.series
+                ],
+            }
+            for chart in charts
+        ],
+        "samples": [{key: _finalize(sample[key]) for key in _SAMPLE_KEYS if key in sample} for sample in shown],
+        "left_out": len(samples) - len(shown),
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(f"{value:.5g}")
+
+
+def _spread(samples: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    return [samples[index * len(samples) // count] for index in range(count)]
 
 
 def _finalize(value: Any) -> Any:

@@ -1,7 +1,6 @@
-"""The numbers of a run, twice: lines that any program reads, and TensorBoard scalars.
+"""The numbers of a run: plain values for its trackers, and what becomes of the lines of metrics.jsonl.
 
-    write(step, metrics) ──┬──► metrics.jsonl   {"step": 3, "kl": 0.001, "reward/mean": 0.5, ...}
-                           └──► tensorboard/    one scalar per metric
+    {"step": 3, "kl": 0.001, "reward/mean": 0.5, ...}
 
 A step may be written more than once (its validation comes later); `by_step` joins the lines.
 """
@@ -10,60 +9,35 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary as ScalarSummary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-from tasks.reporting.jsonl import LinesWriter
-from tasks.reporting.run_dir import RunDirectory
 
 _log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 
 
-class MetricsWriter(LinesWriter):
-    """Appends the metrics of a run. Use as a context manager."""
+def plain(step: int, metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Python's numbers, in alphabetical order. One that is not finite is None (JSON has no NaN), and is logged.
 
-    def __init__(self, directory: RunDirectory) -> None:
-        super().__init__(directory.metrics)
-        self._events = EventFileWriter(str(directory.tensorboard))
+    Raises:
+        ValueError: a metric called `step`.
+        TypeError: a value that is not a number; the message names the metric.
+    """
+    if "step" in metrics:
+        raise ValueError("no metric may be called 'step': that is the key of the line's step")
+    return {name: _finite(step, name, metrics[name]) for name in sorted(metrics)}
 
-    def close(self) -> None:
-        """Flush and close both files. Idempotent."""
-        super().close()
-        self._events.close()
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One line, on disk when the call returns: the step, then the metrics in alphabetical order.
-
-        A value that is not finite is written as null (JSON has no NaN), is no TensorBoard point, and is logged.
-
-        Raises:
-            ValueError: a metric called `step`.
-            TypeError: a value that is not a number; the message names the metric.
-        """
-        if "step" in metrics:
-            raise ValueError("no metric may be called 'step': that is the key of the line's step")
-        values = {name: self._finite(step, name, metrics[name]) for name in sorted(metrics)}
-        self.append({"step": step, **values})
-        scalars = [ScalarSummary.Value(tag=name, simple_value=value) for name, value in values.items() if value is not None]
-        self._events.add_event(Event(wall_time=time.time(), step=step, summary=ScalarSummary(value=scalars)))
-        self._events.flush()
-
-    def _finite(self, step: int, name: str, value: float) -> float | None:
-        try:
-            number = value if type(value) is int else float(value)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"step {step}, metric {name!r}: {value!r} is not a number") from error
-        if math.isfinite(number):
-            return number
-        _log.warning("step %d: metric %s is %s: written as null", step, name, number)
-        return None
+def _finite(step: int, name: str, value: float) -> float | None:
+    try:
+        number = value if type(value) is int else float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"step {step}, metric {name!r}: {value!r} is not a number") from error
+    if math.isfinite(number):
+        return number
+    _log.warning("step %d: metric %s is %s: written as null", step, name, number)
+    return None
 
 
 def by_step(rows: Sequence[Mapping[str, Any]]) -> list[Row]:

@@ -51,16 +51,15 @@ class Bounds(_Frozen):
 
     Attributes:
         why: for a person. column: of log-probabilities. engine: of the engine's against the trainer's. metric: absolute, or relative (the
-            gradient norm: five times as much).
+            gradient norm: five times as much). advantages: a function of the rewards alone, but for those with a KL in them, which are
+            bounded as log-probabilities are.
     """
 
     why: str
     column: Bound
     engine: Bound
     metric: float
-
-
-_ADVANTAGES = Bound(largest=1e-6, mean=1e-6)  # a function of the rewards alone
+    advantages: Bound = Bound(largest=1e-6, mean=1e-6)
 
 
 def bounds_of(same: bool, before: str, now: str, engine: str) -> Bounds:
@@ -219,7 +218,7 @@ def compare_columns(
             sampled = zip(mask, kept["weight_versions"], strict=True)
             fresh = [counted & bool((versions[counted] == version).all()) for counted, versions in sampled]
             found.append(rows.compare(ENGINE, kept[ENGINE], again[name], bounds.engine, fresh))
-    found.append(rows.compare("advantages", kept["advantages"], again["advantages"], _ADVANTAGES, None))
+    found.append(rows.compare("advantages", kept["advantages"], again["advantages"], bounds.advantages, None))
     return tuple(found)
 
 

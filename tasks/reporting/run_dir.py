@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_LATEST = "latest"
+from configs.run import LATEST
 
 
 class RunDirectory:
@@ -21,8 +21,9 @@ class RunDirectory:
     Attributes:
         root: absolute, because actors (which have another working directory) write here as well.
         config: the resolved configuration, YAML. summary: the run in a few numbers (`summary.Summary`). report: HTML.
-        metrics, samples, slowest: one JSON object per line (`MetricsWriter`, `SamplesWriter`, `SlowestWriter`).
+        metrics, samples, slowest: one JSON object per line (`trackers.jsonl.JsonLines`, `SlowestWriter`).
         tensorboard: directory of TensorBoard event files, with the same values as `metrics`.
+        trackers: one file for each further tracker: the id of its run, and what was sent (`trackers.outbox`).
         hf: directory of the trained policy in Hugging Face format. hf_best: of the best checkpoint, when that is another.
         journal: one line for each transition of the ledger (`actors.rollout.journal`).
         losses: what died during the run, one JSON object per line. comparison: of a forked run with its parent (`fork.Comparison`).
@@ -36,32 +37,26 @@ class RunDirectory:
         self.config, self.summary, self.report = root / "config.yaml", root / "summary.json", root / "report.html"
         self.metrics, self.samples, self.slowest = root / "metrics.jsonl", root / "samples.jsonl", root / "slowest.jsonl"
         self.tensorboard, self.checkpoints, self.inputs = root / "tensorboard", root / "checkpoints", root / "inputs"
-        self.ray_logs = root / "ray-logs"
+        self.ray_logs, self.trackers = root / "ray-logs", root / ".trackers"
         self.hf, self.hf_best = root / "hf", root / "hf-best"
         self.journal, self.comparison, self.losses = root / "journal.jsonl", root / "comparison.json", root / "losses.jsonl"
 
     @classmethod
-    def create(cls, output_dir: str | Path, name: str, *, latest: bool = True) -> RunDirectory:
+    def create(cls, output_dir: str | Path, name: str) -> RunDirectory:
         """Make `output_dir/name`, or the first free of name-2, name-3, ...: nothing is overwritten.
-
-        Args:
-            latest: have `latest` point there. Not for a run that makes no model: `latest/hf` is the newest one.
 
         Raises:
             ValueError: a name that is not one path component, or is `latest`.
             FileExistsError: `output_dir/latest` exists and is not a symbolic link.
         """
-        if name in ("", ".", "..", _LATEST) or Path(name).name != name:
+        if name in ("", ".", "..", LATEST) or Path(name).name != name:
             raise ValueError(f"name: {name!r} cannot name a run directory")
         parent = Path(output_dir).resolve()
         parent.mkdir(parents=True, exist_ok=True)
-        link = parent / _LATEST
+        link = parent / LATEST
         if link.exists() and not link.is_symlink():
             raise FileExistsError(f"{link} is not a symbolic link: move it away, the link to the last run goes there")
-        directory = cls(_claim(parent, name))
-        if latest:
-            point_latest(directory)
-        return directory
+        return cls(_claim(parent, name))
 
 
 def _claim(parent: Path, name: str) -> Path:
@@ -77,8 +72,8 @@ def _claim(parent: Path, name: str) -> Path:
 
 
 def point_latest(directory: RunDirectory) -> None:
-    """Have `latest` point to the run."""
-    point(directory.root.parent / _LATEST, directory.root)
+    """Have `latest` point to the run, once there is something in it. Not for a run that makes no model: `latest/hf` is the newest one."""
+    point(directory.root.parent / LATEST, directory.root)
 
 
 def point(link: Path, target: Path) -> None:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
-
-from tasks.reporting.jsonl import LinesWriter
-from tasks.reporting.run_dir import RunDirectory
 
 if TYPE_CHECKING:
     from actors.rollout.samples import Sample
@@ -18,18 +14,6 @@ _KEYS = (
     "prompt", "response", "answer", "reward", "weight_version", "uid", "source", "success", "outcome", "rewards", "tokens", "truncated",
     "error",
 )  # fmt: skip
-
-
-class SamplesWriter(LinesWriter):
-    """Appends lines to samples.jsonl, as `as_row` makes them. A context manager."""
-
-    def __init__(self, directory: RunDirectory) -> None:
-        super().__init__(directory.samples)
-
-    def write(self, step: int, phase: Phase, samples: Iterable[Sample]) -> None:
-        """One line per sample, on disk when the call returns. A reward that is not finite is written as null."""
-        for sample in samples:
-            self.append(as_row(step, phase, sample))
 
 
 def as_row(step: int, phase: Phase, sample: Sample) -> dict[str, Any]:

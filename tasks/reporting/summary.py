@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import BaseModel, Field
 
 from configs.validation import OWN_SET
+from tasks.reporting.memory import MemoryUse
 from tasks.reporting.run_dir import RunDirectory
 from tasks.reporting.text import ABSENT, ascii_absent, change, duration, estimate, number, score, share, visible
 from tasks.reporting.validation import Triple
@@ -61,17 +62,18 @@ class Summary(BaseModel, frozen=True, extra="forbid"):
         seconds: wall clock from start to end, everything included.
         tokens: prompt and response tokens trained on.
         seconds_per_stage: what the flow waited for each stage over the whole run; never more than `seconds` together.
+        memory: of a GPU, planned and measured, by stage of the policy; empty without a GPU.
         mean_logprob_error: mean over steps of |generation - training| log-probability per token, in nats.
         guards: how often each guard has tripped.
         error: why a failed run failed, one line.
-        finished_at: local time, ISO 8601.
+        finished_at: local time, ISO 8601; of a run that goes on, when this was found.
     """
 
     flow: FlowName
     name: str
     recipe: str
     seed: int
-    status: Literal["completed", "failed", "cancelled"]
+    status: Literal["running", "completed", "failed", "cancelled"]
     steps: int
     seconds: float
     tokens: int
@@ -90,6 +92,7 @@ class Summary(BaseModel, frozen=True, extra="forbid"):
     best_step: int | None = None
     mean_tflops_per_worker: float | None = None
     seconds_per_stage: dict[str, float] = {}
+    memory: dict[str, MemoryUse] = {}
     mean_logprob_error: float | None = None
     guards: dict[str, int] = {}
     error: str | None = None
@@ -124,6 +127,8 @@ def render_summary_text(summary: Summary) -> str:
     slowest = sorted(summary.seconds_per_stage.items(), key=lambda item: (-item[1], item[0]))[:_SHOWN_STAGES]
     if slowest:
         rows.append(("time", ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in slowest)))
+    if summary.memory:
+        rows.append(("GPU memory", _memory(summary)))
     if summary.error:
         rows.append(("error", visible(" ".join(summary.error.split()))))
     did = f"{summary.status} in" if summary.flow == "evaluate" else f"{summary.status}, {steps} in"
@@ -167,6 +172,15 @@ def _accuracy(summary: Summary) -> str:
     alone = summary.flow == "evaluate" and before[0] is None
     gained = f" ({change(*own.gain)})" if own.gain else ""
     return (estimate(*after) if alone else f"{estimate(*before)} -> {estimate(*after)}") + gained
+
+
+def _memory(summary: Summary) -> str:
+    stages = (
+        f"{stage} {number(use.gpu_measured)} GiB (planned {number(use.gpu_planned)})"
+        for stage, use in summary.memory.items()
+        if use.gpu_measured is not None
+    )
+    return ", ".join(stages)
 
 
 def _set_rows(summary: Summary) -> list[tuple[str, str]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -107,6 +108,10 @@ class Progress:
             self._print(Text(text))
         else:
             self._plain(text)
+
+    def report(self, path: Path) -> None:
+        """The report is written."""
+        self.note(f"report: {path}")
 
     def _close(self, text: str, taken: str, done: bool) -> None:
         if self._live is not None:

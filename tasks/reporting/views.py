@@ -69,7 +69,8 @@ class View:
     Attributes:
         title: the flow's name in words.
         stages: of a step, in order; `time/<stage>` are their metrics. outside: timed besides, not part of a step.
-        charts: of the report, and of the picture in the Prefect UI, whose key ends in `picture`.
+        charts: of the report, and of the picture in the Prefect UI, whose key ends in `picture`. more: of the report alone, each where it
+            has values other than 0.
         table: columns of the metrics table. line: what the terminal shows of a step.
         samples: whether the model answers prompts during the run.
     """
@@ -82,9 +83,14 @@ class View:
     table: tuple[Column, ...]
     line: tuple[Column, ...]
     samples: bool
+    more: tuple[Chart, ...] = ()
 
 
 _NOT_SCORED = (Column("timed out", "scoring/timed_out", share, rare=True), Column("failed", "scoring/failed", share, rare=True))
+_LOSS_SCALE = (  # of float16
+    Chart("Loss scale", "factor on the loss in float16, log scale", (Series("scale", "loss_scale", 1),), log=True),
+    Chart("Skipped updates", "of a step: float16 gradients overflowed", (Series("updates", "skipped_steps", 1),), (0.0, 1.0)),
+)
 _LEARNT = (Column("reward", "reward/mean", score), Column("accuracy", "accuracy/validation", score), Column("KL", "kl"))
 _GRPO = View(
     title="GRPO",
@@ -111,6 +117,18 @@ _GRPO = View(
     table=(*_LEARNT, Column("loss", "loss"), Column("tokens/s", "tokens_per_s"), Column("s/step", "time/step"), *_NOT_SCORED),
     line=(*_LEARNT, *_NOT_SCORED),
     samples=True,
+    more=(
+        Chart("Response length", "tokens, mean of the batch", (Series("tokens", "response_length/mean", 1),), (0.0, 0.0)),
+        Chart("Entropy", "nats per token", (Series("entropy", "entropy", 1),), (0.0, 0.0)),
+        Chart("Gradient norm", "before clipping", (Series("norm", "grad_norm", 1),), (0.0, 0.0)),
+        Chart(
+            "Staleness",
+            "weight versions between sampling and training",
+            (Series("oldest token", "staleness/max", 2), Series("mean", "staleness/mean", 1)),
+            bounds=(0.0, 0.0),
+        ),
+        *_LOSS_SCALE,
+    ),
 )
 _SFT = View(
     title="SFT",
@@ -139,6 +157,7 @@ _SFT = View(
     ),
     line=(Column("loss", "loss"), Column("validation loss", "loss/validation")),
     samples=False,
+    more=_LOSS_SCALE,
 )
 _ANSWERED = (Column("accuracy", "accuracy/validation", score), Column("reward", "reward/validation", score))
 _EVALUATE = View(

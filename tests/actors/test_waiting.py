@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 
 import pytest
@@ -37,6 +39,25 @@ def sleepers(ray_session: None):
     yield made
     for handle in made.values():
         ray.kill(handle)
+
+
+class Stop(BaseException):
+    """As Prefect's TerminationSignal."""
+
+
+def test_what_a_signal_raises_comes_through(sleepers) -> None:
+    def stop(*_: object) -> None:
+        raise Stop
+
+    wait(sleepers["first"].sleep.remote(0), who="first", what="start", timeout_s=WAIT_S)
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        for _ in range(3):
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+            with pytest.raises(Stop):
+                wait(sleepers["first"].sleep.remote(1), who="first", what="train", timeout_s=WAIT_S)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_values_come_by_name_in_the_order_asked(sleepers) -> None:

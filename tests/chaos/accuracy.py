@@ -31,7 +31,7 @@ from actors.rollout.journal import parse
 from configs import settings
 from configs.loader import load
 from tasks.reporting.jsonl import read_lines
-from tests.chaos.__main__ import steps_done, the_directory
+from tests.chaos.progress import steps_done, the_directory
 from tests.conftest import ROOT
 from tests.e2e.commands import processes_with
 
@@ -122,8 +122,9 @@ def compare(calm: Run, fire: Run, samples: int) -> tuple[list[str], dict[str, An
     path = directory / "losses.jsonl"
     losses = [dict(loss) for loss in read_lines(path)] if path.exists() else []
     kills = []
-    for kill in fire.kills:
-        noticed = next((loss["time"] for loss in losses if loss["time"] >= kill.at), None)
+    ends = [*(kill.at for kill in fire.kills[1:]), math.inf]  # of an engine of an asynchronous run that comes back no loss is written down
+    for kill, end in zip(fire.kills, ends, strict=True):
+        noticed = next((loss["time"] for loss in losses if kill.at <= loss["time"] < end), None)
         kills.append({
             "who": kill.who, "after_step": kill.step, "noticed_s": None if noticed is None else round(noticed - kill.at, 1),
             "step_beyond_s": round(kill.back - kill.at, 1) if kill.back else None,

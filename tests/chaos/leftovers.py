@@ -95,7 +95,8 @@ def leftovers(runs: int, ways: list[str], output: Path) -> list[str]:
 
 def alone(arguments: list[str]) -> None:
     """Go on in namespaces of this command's own, where nobody else makes semaphores; returns where the kernel gives none."""
-    inside = f'mount -t tmpfs none /dev/shm && exec {sys.executable} -m tests.chaos.leftovers "$@"'
+    # The shell stays: it is process 1 there and takes in the dead. Ray's actors hold a raylet that nobody took in for one that lives.
+    inside = f'mount -t tmpfs none /dev/shm; {sys.executable} -m tests.chaos.leftovers "$@"; exit $?'
     for user in ([], ["--user", "--map-root-user"]):
         unshare = ["unshare", *user, "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
         if subprocess.run([*unshare, "mount", "-t", "tmpfs", "none", "/dev/shm"], check=False, capture_output=True).returncode == 0:

@@ -17,7 +17,8 @@ SECONDS = st.floats(0.01, 1e6)
 
 @st.composite
 def deadlines(draw: st.DrawFn) -> Deadlines:
-    return Deadlines(draw(SECONDS), draw(SECONDS), draw(SECONDS), draw(SECONDS), draw(st.integers(1, 64)), draw(st.integers(1, 64)))
+    counts = (draw(st.integers(1, 64)) for _ in range(3))
+    return Deadlines(draw(SECONDS), draw(SECONDS), draw(SECONDS), draw(SECONDS), draw(SECONDS), *counts)
 
 
 @given(deadlines())
@@ -27,8 +28,9 @@ def test_an_outer_wait_is_longer_than_the_sum_of_its_inner_ones(d: Deadlines) ->
         "engine_call": [d.generation],
         # every local reward and every judge is answered by the end of the batch
         "score": [d.scoring],
-        # generation until its deadline, the last verdicts, a put for what came before and one for the rest, the engines' sleep
-        "rollout": [d.generation, d.score, d.data_plane_call, d.data_plane_call, d.engine_call],
+        # generation until its deadline, the last verdicts, a put for what came before and one for the rest
+        "rollout": [d.generation, d.score, d.data_plane_call, d.data_plane_call],
+        "sleep": [d.engine_call],
         # each death of an engine begins the batch anew; the last one's waits until an engine is back
         "validation": [d.engine_call] * d.engines + [d.engine_return, d.score],
         "engine_return": [d.restart, d.policy_stage, d.refit],
@@ -40,11 +42,15 @@ def test_an_outer_wait_is_longer_than_the_sum_of_its_inner_ones(d: Deadlines) ->
         "refit": [d.restart, d.policy, d.policy, d.policy + d.generation, ENGINE_HEALTH_S] * 2,
         "restart": [d.generation, ENGINE_HEALTH_S],
         "policy_stage": [max(d.train, d.refit, d.workers)],
-        "start": [max(d.generation, d.policy, SCORING_START_S)],
+        # its batch is put, every pass is one call to the workers, the batch is cleared; memory is given back, the heap frozen
+        "warm_up": [d.data_plane_call, *[d.workers] * d.warm_up_passes, d.data_plane_call, d.policy, d.policy],
+        # the workers say their nodes, rank 0 announces, all set up
+        "policy_start": [d.policy, d.policy, d.policy, d.warm_up],
+        "start": [max(d.engine_call, d.policy_start, SCORING_START_S)],
         "clear": [d.data_plane_call],
-        # requests, the engines' sleep, a put; a group that fails, a commit, the cut itself
-        "turn": [d.engine_call, d.engine_call, d.data_plane_call, *[LEDGER_CALL_S] * 3],
-        "cut": [max(d.turn + d.data_plane_call, 2 * d.data_plane_call + LEDGER_CALL_S)],
+        # requests, a put; a group that fails, a commit, the cut itself
+        "turn": [d.engine_call, d.data_plane_call, *[LEDGER_CALL_S] * 3],
+        "cut": [max(d.turn + d.data_plane_call, 2 * d.data_plane_call + LEDGER_CALL_S), d.files],
     }
     for outer, waits in inner.items():
         assert getattr(d, outer) >= sum(waits) * (1 - 1e-12), outer
@@ -52,8 +58,10 @@ def test_an_outer_wait_is_longer_than_the_sum_of_its_inner_ones(d: Deadlines) ->
         "engine_call",
         "score",
         "rollout",
+        "sleep",
         "validation",
         "policy_stage",
+        "warm_up",
         "start",
         "clear",
         "turn",
@@ -77,12 +85,23 @@ def test_flows_wait_by_these_deadlines_alone() -> None:
             assert not raw.search(line), f"{path.name}:{number}: {line.strip()}"
 
 
+def test_somebody_waits_by_each_deadline() -> None:
+    """Else the wait that it is meant for goes by another number."""
+    sources = [path for room in ("configs", "actors", "tasks", "flows") for path in (ROOT / room).rglob("*.py")]
+    own = set(re.findall(r"deadlines\.(\w+)", "\n".join(path.read_text() for path in sources)))
+    inner = set(re.findall(r"self\.(\w+)", (ROOT / "configs" / "deadlines.py").read_text()))
+    assert {name for name, kind in vars(Deadlines).items() if isinstance(kind, property)} - (own | inner) == set()
+
+
 def test_a_recipe_s_deadlines_follow_from_its_bounds() -> None:
     config = load(
         "arithmetic-cpu", ["generation.timeout_s=50", "scoring.batch_timeout_s=20", "policy.timeout_s=30", "data_plane.timeout_s=4"]
     )
     d = config.deadlines
     assert (d.generation, d.scoring, d.policy, d.data_plane, d.updates, d.engines) == (50, 20, 30, 4, config.policy.updates_per_step, 1)
+    files = load("arithmetic-cpu", ["checkpoint.timeout_s=5"])
+    assert files.deadlines.files == 5
+    assert files.deadlines.cut > files.deadlines.turn + 5  # generation that is slow to come to the end of its turn says so itself
     graph = load("arithmetic-cpu", ["policy.timeout_s=30", "policy.compiled_graph.timeout_s=90"])
     assert graph.deadlines.policy == 90
     two = load("arithmetic-cpu-async", ["generation.num_engines=2"])

@@ -45,7 +45,8 @@ def test_dump_of_a_model_path_reads_back(tmp_path) -> None:
         ("environment.sources=[{name: a, pth: b}]", ["environment.sources.0.pth", "did you mean 'path'"]),
         ("validation.sets={a: {pth: b}}", ["validation.sets.a.pth", "did you mean 'path'"]),
         ("rewards=[{kind: math, wait: 1}]", ["rewards.0.math.wait", "did you mean 'weight'"]),
-        ("policy.optimizer.learning_rate=3", ["policy.optimizer.learning_rate", "valid fields here", "lr"]),
+        ("policy.optimizer.learning_rate=3", ["policy.optimizer.learning_rate", "did you mean 'policy.optimizer.lr'? (TRL)"]),
+        ("policy.optimizer.xyz=3", ["policy.optimizer.xyz", "valid fields here", "lr"]),
         ("rollout.responses_per_prompt=1", ["rollout.responses_per_prompt", "group of 1", "2 or more"]),
         ("policy.parallel.data=3", ["512", "3", "do not divide", "policy.parallel.data"]),
         ("policy.updates_per_step=7", ["512", "7", "policy.updates_per_step"]),
@@ -109,3 +110,71 @@ def test_a_file_that_is_no_recipe(tmp_path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"bad\.yaml"):
         load(str(path))
+
+
+RECIPE = (RECIPES / "arithmetic-cpu.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (RECIPE + "\npolicy: {updates_per_step: 1}\n", ["mine.yaml, line ", "'policy' is given twice, in lines "]),
+        ("model: {hidden_size: 8,\n  hidden_size: 9}\n", ["line 2", "'hidden_size' is given twice, in lines 1 and 2"]),
+        (RECIPE + "\nflow: GRPO\n", ["flow", f"(line {RECIPE.count(chr(10)) + 2})", "no flow 'GRPO'; did you mean 'grpo'?"]),
+        ("name: a\nstepz: 3\n", ["mine.yaml", "stepz: no such field; did you mean 'steps'? (line 2)"]),
+        ("name: a\nsteps: true\n", ["steps", "(got 'true') (line 2)"]),
+        ("name: a\npolicy:\n  optimizer:\n    lr: yes\n", ["policy.optimizer.lr", "(got 'true') (line 4)"]),
+        ("name: a\nrewards:\n- kind: math\n- kind: exact\n  wait: 1\n", ["rewards.1.exact.wait", "did you mean 'weight'? (line 5)"]),
+        (
+            "name: a\nsteps: 3\nrollout:\n  responses_per_prompt: 3\n  prompts_per_step: 5\npolicy:\n  updates_per_step: 2\n",
+            ["(whole configuration)", "= 15 samples do not divide", "(lines 4, 5 and 7)"],
+        ),
+        ("name: a\npolicy:\n  optimizer:\n    lr: 1.0e-5\n    min_lr: 1.0e-4\n", ["policy.optimizer: min_lr", "(lines 4 and 5)"]),
+        ("name: a\nmode: async\n", ["(whole configuration): mode async", "(line 2)"]),
+        ("name: latest\n", ["name: 'latest' is the link to the newest run", "(line 1)"]),
+        ("name: a\nPolicy: {}\n", ["Policy: no such field; did you mean 'policy'? (line 2)"]),
+        ("", ["mine.yaml", "this file is empty"]),
+    ],
+)
+def test_a_wrong_recipe_names_the_line(tmp_path, text: str, words: list[str]) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(str(path))
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_recipe_that_is_not_utf_8(tmp_path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_bytes("name: a\n# café\n".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"mine\.yaml, line 2: not UTF-8 text \(byte 0xe9\): save the file as UTF-8"):
+        load(str(path))
+
+
+def test_a_file_that_is_missing(tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no file .*missing\.yaml; give the path of a recipe, or a name: arithmetic-cpu"):
+        load(str(tmp_path / "missing.yaml"))
+    with pytest.raises(ConfigError, match=r"there is no file arithmetic-cpu\.yaml; did you mean 'arithmetic-cpu'"):
+        load("arithmetic-cpu.yaml")
+
+
+@pytest.mark.parametrize("overrides", [[], ["policy.updates_per_step=2"], ["environment.curriculum={}"]])
+def test_an_empty_block_counts_as_left_out(tmp_path, overrides: list[str]) -> None:
+    path, without = tmp_path / "mine.yaml", tmp_path / "without.yaml"
+    path.write_text("name: a\npolicy:\nenvironment:\n  task_options:\n  curriculum:\n")
+    without.write_text("name: a\n")
+    assert load(str(path), overrides) == load(str(without), overrides)
+
+
+@pytest.mark.parametrize("override", ["steps=true", "seed=off", "policy.optimizer.lr=yes", "rollout.temperature=on"])
+def test_true_is_no_number(override: str) -> None:
+    with pytest.raises(ConfigError, match=r"valid (integer|number)"):
+        load("arithmetic-cpu", [override])
+
+
+def test_a_merge_key_may_be_overridden(tmp_path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: a\nmodel: {<<: {hidden_size: 64, intermediate_size: 64}, hidden_size: 256}\n")
+    shape = load(str(path)).model
+    assert (shape.hidden_size, shape.intermediate_size) == (256, 64)

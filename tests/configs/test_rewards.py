@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from configs.environment import EnvironmentConfig
-from configs.rewards import AnyReward, ExactReward, RegexReward, ScoringConfig
+from configs.rewards import AnyReward, ExactReward, LengthReward, RegexReward, ScoringConfig
 from configs.run import ScoredConfig
 
 ANY: TypeAdapter[Any] = TypeAdapter(AnyReward)
@@ -46,7 +46,7 @@ def test_every_kind_is_made_by_its_name_and_survives_a_copy(values: dict[str, An
         ({"kind": "regex"}, "pattern"),
         ({"kind": "regex", "pattern": "["}, "no regular expression"),
         ({"kind": "reasoning_gym", "answer_pattern": "*"}, "no regular expression"),
-        ({"kind": "length"}, "cache_tokens"), ({"kind": "length", "cache_tokens": 0}, "cache_tokens"),
+        ({"kind": "length", "cache_tokens": 0}, "cache_tokens"),
         ({"kind": "length", "cache_tokens": 9, "max_tokens": 8}, r"cache_tokens \(9\) is above max_tokens \(8\)"),
         ({"kind": "python", "import_path": "a.b.C"}, "package.module:function"),
         ({"kind": "python", "import_path": "a:b.c"}, "package.module:function"),
@@ -86,6 +86,9 @@ def test_a_recipe_without_rewards_gets_the_verifiers_of_its_environment() -> Non
     assert [reward.kind for reward in ScoredConfig(environment=mixture).paid] == ["math", "reasoning_gym"]
     listed = (ExactReward(),)
     assert ScoredConfig(environment=files, rewards=listed).paid == listed
+    lengths = (LengthReward(), LengthReward(name="longer", max_tokens=9))
+    assert [reward.label for reward in ScoredConfig(environment=files, rewards=lengths).paid] == ["math", "length", "longer"]
+    assert ScoredConfig(environment=files, rewards=(*lengths, *listed)).paid == (*lengths, *listed)
 
 
 @given(st.lists(st.sampled_from(["a", "b", "c", "d"]), min_size=1, max_size=4), st.none() | st.sampled_from(["a", "b", "e"]))

@@ -7,12 +7,14 @@ import string
 import traceback
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError, create_model
 
+from configs import redaction
 from configs.base import ConfigError, StrictModel, explain
 from configs.rewards import AnyReward, JudgeReward
 from configs.secrets import SecretReference, resolve
@@ -188,8 +190,6 @@ def test_explain_knows_every_field_that_holds_a_secret() -> None:
 @given(name=st.text(string.ascii_uppercase + "_", min_size=1), value=st.text(string.ascii_letters + string.digits, min_size=1))
 def test_any_variable_is_resolved_whole(name: str, value: str) -> None:
     variable = f"TEST_GENERATED_{name}"
-    os.environ[variable] = value
-    try:
+    # Neither stays: a value such as "rows" would be taken for a secret in other tests' paths.
+    with patch.dict(os.environ, {variable: value}), patch.dict(redaction._looked_up):
         assert resolve(f"<${{env:{variable}}}>", "x") == f"<{value}>"
-    finally:
-        del os.environ[variable]

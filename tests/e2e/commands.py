@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 from configs import settings
 from tests.conftest import ROOT
 from tests.disks import with_disk
+from tests.nodes import Node
+from tests.patience import WAIT_S
 
 
 def processes_with(mark: str) -> dict[int, str]:
@@ -25,25 +28,51 @@ def processes_with(mark: str) -> dict[int, str]:
 
 
 def start_command(
-    flow: str, output: Path, mark: str, *overrides: str, disk: tuple[Path, int] | None = None, **variables: str
+    flow: str, output: Path, mark: str, *overrides: str, disk: tuple[Path, int] | None = None, node: Node | None = None, **variables: str
 ) -> subprocess.Popen[str]:
-    """`python -m flows.<flow>`, with a Prefect server and a Ray of its own; the run writes below `output`.
+    """The flow's command as `make` gives it, with a Prefect server and a Ray of its own; the run writes below `output`.
 
     Args:
-        disk: a directory and the MiB of a disk that the command finds there (tests/disks.py). variables: of its environment.
+        disk: a directory and the MiB of a disk that the command finds there (tests/disks.py). node: where it runs (tests/nodes.py).
+        variables: of its environment.
 
     Ray's workers are its own children, not forks of the tests' zygote: those would not have the mark.
     """
-    command = [sys.executable, "-m", f"flows.{flow}", f"output_dir={output}", *overrides]
+    command = [sys.executable, "-m", "flows.console", "run" if flow == "grpo" else flow, f"output_dir={output}", *overrides]
     own = {"GRPO_TEST_MARK": mark, "TESTS_ZYGOTE": "", "PREFECT_HOME": str(output / "prefect"), "PREFECT_API_URL": ""}
+    command = with_disk(*disk, command) if disk else command
     return subprocess.Popen(
-        with_disk(*disk, command) if disk else command,
+        node.command(command) if node else command,
         cwd=ROOT,
         env=settings.child_environment(**own, **variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def said_until(command: subprocess.Popen[str], line: str) -> str:
+    """What the command prints from now on, up to a line that begins so, or to its end.
+
+    Raises:
+        AssertionError: neither came in time. The command is killed.
+    """
+    said: list[str] = []
+
+    def read() -> None:
+        assert command.stdout is not None
+        for one in command.stdout:
+            said.append(one)
+            if one.startswith(line):
+                return
+
+    thread = threading.Thread(target=read, name="said_until", daemon=True)
+    thread.start()
+    thread.join(WAIT_S)
+    if thread.is_alive():
+        command.kill()
+        raise AssertionError(f"no line that begins with {line!r} within {WAIT_S:.0f} s (exit status {command.poll()}): {''.join(said)}")
+    return "".join(said)
 
 
 def has_trained(output: Path) -> bool:

@@ -42,9 +42,12 @@ HOSTILE = [f"rewards={REWARDS}", "scoring.on_timed_out=drop_sample", "scoring.on
 
 
 @pytest.fixture(scope="module")
-def finished(run_recorded: Callable[..., Run]) -> Run:
-    """A run whose responses are long enough for updates to come in between, and whose rewards hang, die and raise."""
+def finished(run_recorded: Callable[..., Run], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run whose responses are long enough for updates to come in between, whose rewards hang, die and raise, and which has a teacher."""
+    larger = load("arithmetic-cpu-async", [*SHORT, "model.num_hidden_layers=3"])
     changes = [
+        f"policy.teacher.path={prepare_model(larger, tmp_path_factory.mktemp('teacher') / 'model')}",
+        "policy.teacher.top_k=full",
         "steps=6",
         "validate_every=6",
         "rollout.max_new_tokens=40",
@@ -70,6 +73,12 @@ def test_every_step_trains_groups_that_are_young_enough(finished: Run) -> None:
     assert all(row["idle/trainer_s"] >= 0 and row["idle/generator_s"] >= 0 for row in steps)
     assert [row["weight_version"] for row in steps] == [1, 2, 3, 4, 5, 6]
     assert finished.summary["status"] == "completed"
+
+
+def test_the_kl_is_that_to_the_teacher_from_the_first_step_on(finished: Run) -> None:
+    rows = [row for row in read_lines(finished.directory / "metrics.jsonl") if "kl" in row]
+    assert len(rows) == 6
+    assert all(row["kl"] > 0.01 for row in rows)  # to its own first weights it would be 0 in the first
 
 
 def test_the_task_of_generation_stays_open_and_says_how_it_stands(finished: Run) -> None:
@@ -102,13 +111,15 @@ def test_rewards_that_hang_die_and_raise_are_counted_and_their_groups_replaced(f
     steps = [row for row in rows if row["step"] > 0]
     assert all(1 <= row["groups/trained"] <= 4 for row in steps)  # a group of dropped samples is not trained on
     assert max(row.get("replay/failed", 0) for row in rows) > 0
-    for row in steps:
+    scored = [row for row in steps if "scoring/dropped" in row]  # a step whose groups were all ready before it scored none
+    assert scored
+    for row in scored:
         for label in ("reasoning_gym", "careless", "length"):
             assert {f"rewards/{label}/{name}" for name in ("timed_out", "failed", "no_opinion")} <= set(row)
         assert row["scoring/dropped"] >= row["scoring/timed_out"] + row["scoring/failed"] - 1e-9
-    assert sum(row["rewards/careless/timed_out"] for row in steps) > 0
-    assert sum(row["rewards/careless/failed"] for row in steps) > 0
-    assert all(row["rewards/reasoning_gym/timed_out"] == row["rewards/length/failed"] == 0 for row in steps)
+    assert sum(row["rewards/careless/timed_out"] for row in scored) > 0
+    assert sum(row["rewards/careless/failed"] for row in scored) > 0
+    assert all(row["rewards/reasoning_gym/timed_out"] == row["rewards/length/failed"] == 0 for row in scored)
     assert rows[0]["accuracy/validation/low"] <= rows[0]["accuracy/validation"] <= rows[0]["accuracy/validation/high"]
     assert finished.summary["timed_out"] > 0
 

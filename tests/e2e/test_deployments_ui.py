@@ -56,6 +56,16 @@ def test_the_pages_of_progress_and_plot(deployed: Deployed, watched: Watched, pa
     page.screenshot(tmp_path / "plot.png")
 
 
+def test_the_link_to_the_runs_own_page(deployed: Deployed, watched: Watched, page: Page, tmp_path: Path) -> None:
+    with deployed.client() as client:
+        of_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[watched.run.id]))
+        (link,) = [artifact for artifact in client.read_artifacts(artifact_filter=of_run) if artifact.key == "grpo-page"]
+    page.open(f"{deployed.url}/artifacts/artifact/{link.id}", "grpo-page", "The run's page")
+    url = page.evaluate("[...document.querySelectorAll('a')].map(e => e.href).filter(e => e.endsWith('" + str(watched.run.id) + "'))[0]")
+    page.open(url.replace("//", f"//{PASSWORD}@", 1), "Curves", "Where the time went", "completed")
+    page.screenshot(tmp_path / "page.png")
+
+
 def test_the_page_of_the_deployments(deployed: Deployed, page: Page, tmp_path: Path) -> None:
     page.open(f"{deployed.url}/deployments", "async", "sync", "default", "grpo", "sft")
     page.screenshot(tmp_path / "deployments.png")

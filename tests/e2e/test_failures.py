@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tasks.scratch import scratch
-from tests.e2e.commands import await_none, processes_with, start_command
+from tests.e2e.commands import await_none, processes_with, said_until, start_command
 from tests.e2e.conftest import SHORT
 from tests.listeners import attack, listeners, reached_from_outside
 
@@ -28,11 +28,10 @@ def killed() -> Iterator[list[str]]:
 def test_a_running_command_lets_nobody_in_and_a_killed_one_leaves_nothing(tmp_path: Path, temporary: Path, killed: list[str]) -> None:
     mark = uuid.uuid4().hex
     command = start_command("grpo", tmp_path, mark, *SHORT, "steps=500", "policy.parallel.data=2")
-    assert command.stdout is not None
-    for line in command.stdout:
-        if line.startswith("step 1/"):
-            break
-    doors = listeners(list(processes_with(mark)))
+    said = said_until(command, "step 1/")
+    assert command.poll() is None, said
+    running = processes_with(mark)
+    doors = listeners(list(running))
     attack(
         [f"tcp://127.0.0.1:{door.port}" for door in doors if "Controller" in door.title or "StorageUnit" in door.title], tmp_path / "ran"
     )
@@ -45,6 +44,8 @@ def test_a_running_command_lets_nobody_in_and_a_killed_one_leaves_nothing(tmp_pa
     command.kill()
     assert {"ray::Controller", "ray::StorageUnit", "ray::Engine", "ray::PolicyWorkerActor"} <= {door.title.split(".")[0] for door in doors}
     assert list(tmp_path.glob("ran*")) == []
+    # A laptop has no nodes to add, and nobody looks at Ray's dashboard.
+    assert [words for words in running.values() if "/monitor.py" in words or "/dashboard.py" in words] == []
     assert {door for door in doors if not door.on_loopback} == set()
     assert outside == []
     command.wait(10)

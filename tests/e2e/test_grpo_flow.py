@@ -111,7 +111,20 @@ def test_artifacts(finished: Run) -> None:
     with get_client(sync_client=True) as client:
         found = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[finished.flow_run_id])))
     latest = {artifact.key: artifact for artifact in found}
-    shown = ("progress", "rollout", "metrics", "rewards", "validation", "slowest", "samples", "reward", "summary", "audit", "audit-groups")
+    shown = (
+        "page",
+        "progress",
+        "rollout",
+        "metrics",
+        "rewards",
+        "validation",
+        "slowest",
+        "samples",
+        "reward",
+        "summary",
+        "audit",
+        "audit-groups",
+    )
     assert {f"grpo-{name}" for name in shown} == set(latest)
     assert len(found) == len(latest)  # one of each, rewritten in place
     assert latest["grpo-progress"].data == 100

@@ -40,7 +40,7 @@ from tasks.publish import Publisher
 from tasks.reporting.run_dir import RunDirectory
 from tasks.train import train
 from tests.conftest import ROOT
-from tests.patience import WAIT_S
+from tests.patience import WAIT_S, kill
 from tests.tasks.reporting import runs
 
 pytestmark = pytest.mark.slow
@@ -146,7 +146,7 @@ def test_a_stage_that_is_not_needed_calls_nobody(server: str) -> None:
 
 
 def test_a_dead_actor_is_not_waited_for(server: str, actor: Callable[..., Any]) -> None:
-    ray.kill(actor(names.COLLECTOR))
+    kill(actor(names.COLLECTOR))
     started = time.monotonic()
     with pytest.raises(ActorGoneError, match="collector"):
         try_validate()
@@ -167,7 +167,7 @@ def watched(server: str, ray_session: None, tmp_path_factory: pytest.TempPathFac
 
     def work() -> str:
         publisher = Publisher("grpo")
-        publisher.begin(4)
+        publisher.begin(4, directory, runs.summary(status="running"))
         with suppress(ActorGoneError), ActorLogs():
             actor = ray.remote(Stub).options(name="engine-7", namespace=NAMESPACE, num_cpus=0).remote([])
             ray.get(actor.say.remote("hello", "WARNING 11-21 the cache is small"))
@@ -191,7 +191,8 @@ def test_one_artifact_of_each_kind(watched: str) -> None:
     with get_client(sync_client=True) as client:
         found = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[watched])))
     by_key = {artifact.key: artifact for artifact in found}
-    assert len(found) == len(by_key) == 5
+    assert len(found) == len(by_key) == 6
+    assert "report.html" in str(by_key["grpo-page"].data)
     assert by_key["grpo-progress"].data == 100
     rows = json.loads(str(by_key["grpo-metrics"].data))
     assert [row["step"] for row in rows] == ["4", "3", "2", "1"]
@@ -273,7 +274,7 @@ def test_a_server_that_is_away_does_not_end_the_run(server: str, tmp_path: Path,
 
         monkeypatch.setattr(publisher._client, "create_artifact", flaky)
         monkeypatch.setattr("tasks.publish._EVERY_S", 0.05)
-        publisher.begin(1)
+        publisher.begin(1, RunDirectory.create(tmp_path, "tiny"), runs.summary(status="running"))
         publisher.update(1, runs.step_metrics(1))
         time.sleep(1)
         publisher.finish(RunDirectory.create(tmp_path, "tiny"), runs.summary())
@@ -281,10 +282,10 @@ def test_a_server_that_is_away_does_not_end_the_run(server: str, tmp_path: Path,
 
     said: list[str] = []
     tries = in_flow(work)
-    assert tries[:3] == ["grpo-progress"] * 3
-    assert {"grpo-progress", "grpo-metrics", "grpo-reward", "grpo-summary"} == set(tries)
+    assert tries[:4] == [*["grpo-page"] * 3, "grpo-progress"]
+    assert {"grpo-page", "grpo-progress", "grpo-metrics", "grpo-reward", "grpo-summary"} == set(tries)
     assert "trying again" in said[0]
-    assert said[1].startswith("2 writes of artifacts failed")
+    assert said[-1].startswith("2 writes of artifacts failed")
 
 
 def until[T](read: Callable[[], T], good: Callable[[T], bool]) -> T:

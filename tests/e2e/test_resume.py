@@ -25,6 +25,7 @@ from actors.checkpoints.store import CheckpointStore
 from actors.rollout.audit import audit
 from actors.rollout.inputs import StepInputs, path_of, steps_in
 from actors.rollout.journal import parse
+from actors.storage import Folder
 from configs import settings
 from configs.base import ConfigError
 from flows.fork import fork
@@ -38,7 +39,7 @@ from tasks.reporting.replay import Replayed, as_text
 from tasks.reporting.run_dir import RunDirectory
 from tasks.reporting.summary import Summary
 from tests.conftest import ROOT
-from tests.e2e.commands import start_command
+from tests.e2e.commands import said_until, start_command
 from tests.e2e.conftest import SHORT, Run
 from tests.object_store import ObjectStore, objects
 from tests.patience import WAIT_S
@@ -138,11 +139,16 @@ def test_a_fork_is_compared_with_its_parent_step_by_step(disturbed: Run, server:
     assert {one["metric"]: one["change"] for one in same["changes"]} == dict.fromkeys((one["metric"] for one in same["changes"]), 0.0)
     assert {one["steps"] for one in same["changes"]} >= {2}
     assert same["changed"] == ()
-    other = fork(str(disturbed.directory), at=2, overrides=["policy.optimizer.lr=1e-2", "rollout.temperature=0.5"])
-    assert set(other["changed"]) == {"policy.optimizer.lr: 0.0002 -> 0.01", "rollout.temperature: 0.7 -> 0.5"}
+    changes = ["policy.optimizer.lr=1e-2", "rollout.dynamic_sampling=true", "rollout.max_num_gen_batches=1"]
+    other = fork(str(disturbed.directory), at=1, overrides=changes)
+    assert set(other["changed"]) == {
+        "policy.optimizer.lr: 0.0002 -> 0.01", "rollout.dynamic_sampling: False -> True", "rollout.max_num_gen_batches: 4 -> 1",
+    }  # fmt: skip
     child = max(disturbed.directory.parent.glob("*/comparison.json"), key=lambda path: path.stat().st_mtime).parent
-    assert numbers(child)[:3] == numbers(disturbed.directory)[:3]
-    assert numbers(child)[3] != numbers(disturbed.directory)[3]
+    assert numbers(child)[:2] == numbers(disturbed.directory)[:2]
+    assert numbers(child)[2] != numbers(disturbed.directory)[2]
+    again = {one.name: one.again for one in Replayed.model_validate(replay(str(child), 3)).metrics}
+    assert again["groups/trained"] == numbers(child)[3]["groups/trained"] < 4  # without those that dynamic sampling left out
 
 
 def test_a_run_goes_on_in_another_layout(disturbed: Run, finished: Run, run_flow: Callable[..., Run]) -> None:
@@ -240,10 +246,7 @@ def test_a_killed_command_goes_on_elsewhere(finished: Run, objects: ObjectStore,
     url = f"{objects.bucket()}/saved"
     (tmp_path / "a").mkdir()
     command = start_command("grpo", tmp_path / "a", uuid.uuid4().hex, *SHORT, *OFTEN, f"checkpoint.url={url}")
-    assert command.stdout is not None
-    for line in command.stdout:
-        if line.startswith("step 2/"):
-            break
+    said_until(command, "step 2/")
     deadline = time.monotonic() + WAIT_S
     while not CheckpointStore(url, tmp_path).steps():
         assert command.poll() is None
@@ -254,3 +257,5 @@ def test_a_killed_command_goes_on_elsewhere(finished: Run, objects: ObjectStore,
     summary = grpo(recipe="arithmetic-cpu", overrides=[f"output_dir={tmp_path}/b", *SHORT, *OFTEN, f"checkpoint.url={url}"])
     assert summary["steps"] == 3
     assert numbers(tmp_path / "b" / "latest") == numbers(finished.directory)
+    here, there = tmp_path / "b" / "latest" / "hf", Folder(f"{url}/hf", "checkpoint.url")
+    assert {name: there.read(name) for name in there.names()} == {path.name: path.read_bytes() for path in here.iterdir()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import json
+import os
 import shutil
 import threading
 import time
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
@@ -29,6 +31,7 @@ from tasks.reporting.jsonl import read_lines
 from tasks.reporting.summary import Summary
 from tasks.retraining.registry import Promotion, Registry
 from tests.e2e.conftest import SHORT
+from tests.listeners import Listener, watching
 from tests.patience import WAIT_S
 
 pytestmark = pytest.mark.slow
@@ -43,12 +46,13 @@ def write(path: Path, first: int, count: int) -> None:
 
 @dataclass
 class Nights:
-    """Where the nights' files are, and how the first and the second ended."""
+    """Where the nights' files are, how the first and the second ended, and where processes listened during the first."""
 
     root: Path
     run: Callable[..., State[Any]]
     first: State[Any]
     second: State[Any]
+    doors: set[Listener]
 
     @property
     def registry(self) -> Registry:
@@ -79,7 +83,13 @@ def nights(server: str, ray_session: None, tmp_path_factory: pytest.TempPathFact
         ]  # fmt: skip
         return retrain(recipe="retrain-cpu", overrides=[*where, *overrides], return_state=True)
 
-    return Nights(root, run, run(), run())
+    def pids() -> list[int]:
+        """This process, which trains, and all that it started: the server, Ray, and the actors of the night."""
+        return [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
+
+    with watching(pids) as doors:
+        first = run()
+    return Nights(root, run, first, run(), doors)
 
 
 def test_the_first_night_promotes(nights: Nights) -> None:
@@ -94,6 +104,12 @@ def test_the_first_night_promotes(nights: Nights) -> None:
     current = nights.root / "registry" / "current.json"
     assert Promotion.model_validate_json(current.read_text()) == promotion
     AutoModelForCausalLM.from_pretrained(nights.registry.fetch(promotion, nights.root / "unused"))
+
+
+def test_everything_listens_on_loopback_only(nights: Nights) -> None:
+    """The sockets of server and Ray, and of training and evaluation, during the night that did both."""
+    assert {"ray::Controller", "ray::Engine", "ray::PolicyWorkerActor"} <= {door.title.partition(".")[0] for door in nights.doors}
+    assert {door for door in nights.doors if not door.on_loopback} == set()
 
 
 def test_both_models_answered_the_frozen_set(nights: Nights) -> None:

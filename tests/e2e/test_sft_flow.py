@@ -219,7 +219,7 @@ def test_task_runs_and_artifacts(packed: Run) -> None:
     assert {run.state_name for run in runs} == {"Completed"}
     assert flow_run.name.startswith("sft-sft-cpu-20")
     latest = {artifact.key: artifact for artifact in found}
-    assert set(latest) == {"sft-progress", "sft-metrics", "sft-loss", "sft-summary"}
+    assert set(latest) == {"sft-page", "sft-progress", "sft-metrics", "sft-loss", "sft-summary"}
     assert latest["sft-progress"].data == 50
 
 

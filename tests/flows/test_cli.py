@@ -1,6 +1,7 @@
 """The command line: what it prints, and that wrong input ends before anything starts."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import ray
+import torch
 import yaml
 
 from configs.loader import load
@@ -29,11 +31,22 @@ def test_dry_run_prints_configuration_and_actors_and_starts_nothing(capsys: pyte
     assert yaml.safe_load(out.split("\nActors")[0])["steps"] == 7
     for name in ("data plane", "engine-0", "engine-1", "collector", "environment", "policy-worker-0", "policy-worker-1", "DP2"):
         assert name in out
-    worker, engine = out.split("Memory of a GPU")[1].splitlines()[1:3]
-    assert "policy worker" in worker and "activations" in worker  # noqa: PT018  (one line)
-    assert "engine" in engine and "KV cache 1.00" in engine  # noqa: PT018
+    holds, *phases = out.split("Memory of a GPU")[1].splitlines()[1:]
+    assert holds.startswith("  engine and policy worker: at most ")
+    assert "worker's context" in next(line for line in phases if "train" in line)
+    assert "engine's KV cache 1.00" in next(line for line in phases if "rollout" in line)
     assert ray.is_initialized() == already
     assert not list(tmp_path.iterdir())
+
+
+def test_dry_run_says_what_would_be_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from actors.models import memory_plan
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(memory_plan, "gpu_capacity", lambda: 8.0 * 2**30)
+    for gib, said in (("8", "would be refused: a GPU with engine and policy worker"), ("4", "warning: a GPU with engine and policy")):
+        assert main(grpo, GrpoSession, ["--dry-run", f"generation.kv_cache_gib={gib}"]) == 0
+        assert f"  {said}" in capsys.readouterr().out
 
 
 def test_options_may_stand_between_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,8 +115,38 @@ def test_a_model_directory_without_weights(capsys: pytest.CaptureFixture[str], t
     assert "model.safetensors" in message
 
 
+def test_weights_that_vllm_would_load_besides(capsys: pytest.CaptureFixture[str], tmp_path: Path, model_dir: Path) -> None:
+    (model_dir / "adapter.safetensors").write_bytes((model_dir / "model.safetensors").read_bytes())
+    message = refused(capsys, "--recipe", with_model(tmp_path, model_dir))
+    assert "adapter.safetensors beside model.safetensors" in message
+    assert "move it out" in message
+
+
 def test_no_model_directory_at_all(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "model.path" in refused(capsys, "--recipe", with_model(tmp_path, tmp_path / "nowhere"))
+
+
+def test_a_teacher_that_does_not_fit(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    recipe, teacher = with_model(tmp_path, model_dir), tmp_path / "teacher"
+    assert f"policy.teacher.path: there is no directory {teacher}" in refused(capsys, "--recipe", recipe, f"policy.teacher.path={teacher}")
+    never = refused(capsys, "--recipe", recipe, f"policy.teacher.path={teacher}", "policy.loss={kl_coef: 0}")
+    assert "policy: teacher would never be asked (policy.loss.kl_coef is 0" in never
+    shutil.copytree(model_dir, teacher)
+    config = json.loads((teacher / "config.json").read_text())
+    (teacher / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 32}))
+    assert "samples may have 64 tokens, the context of" in refused(capsys, "--recipe", recipe, f"policy.teacher.path={teacher}")
+    tokenizer = json.loads((teacher / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = [token for token in sorted(vocabulary) if token.isalnum()][:2]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (teacher / "tokenizer.json").write_text(json.dumps(tokenizer))
+    message = refused(capsys, "--recipe", recipe, f"policy.teacher.path=file://{teacher}")
+    assert list((tmp_path / "cache").rglob("tokenizer.json"))  # by a name that is no directory
+    assert f"token {first!r} is number" in message
+    assert "a teacher must have the tokenizer of the model that it teaches" in message
 
 
 def test_a_tokenizer_larger_than_the_model(capsys: pytest.CaptureFixture[str], tmp_path: Path, model_dir: Path) -> None:

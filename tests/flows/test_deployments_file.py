@@ -24,7 +24,7 @@ from tests.conftest import ROOT
 TEXT = (ROOT / "prefect.yaml").read_text()
 DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load(TEXT)["deployments"]
 CONFIGS: dict[str, Any] = {one.flow: one.config_type for one in (GrpoSession, SftSession, EvaluateSession, Night)}
-NAMES = [f"{deployment['entrypoint'].partition(':')[2]}/{deployment['name']}" for deployment in DEPLOYMENTS]
+NAMES = [f"{deployment['entrypoint'].rpartition('.')[2]}/{deployment['name']}" for deployment in DEPLOYMENTS]
 deployments = pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=NAMES)
 
 
@@ -34,8 +34,8 @@ def test_names_are_unique() -> None:
 
 @deployments
 def test_entrypoint_is_a_flow_that_takes_the_parameters(deployment: dict[str, Any]) -> None:
-    flow: Flow[..., Any] = load_flow_from_entrypoint(str(ROOT / deployment["entrypoint"]))
-    assert flow.name == deployment["entrypoint"].partition(":")[2]
+    flow: Flow[..., Any] = load_flow_from_entrypoint(deployment["entrypoint"])
+    assert flow.name == deployment["entrypoint"].rpartition(".")[2]
     form = flow.parameters.model_dump()
     assert set(deployment["parameters"]) <= set(form["properties"])
     for name, field in form["properties"].items():  # what a person reads beside the field
@@ -57,7 +57,7 @@ def test_each_says_what_it_is_and_runs_one_at_a_time(deployment: dict[str, Any])
 
 @deployments
 def test_the_recipe_exists(deployment: dict[str, Any]) -> None:
-    config_type = CONFIGS.get(deployment["entrypoint"].partition(":")[2])
+    config_type = CONFIGS.get(deployment["entrypoint"].rpartition(".")[2])
     if config_type is not None:
         load(deployment["parameters"]["recipe"], deployment["parameters"]["overrides"], config_type)
 

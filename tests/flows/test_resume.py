@@ -9,12 +9,16 @@ import pytest
 from actors.checkpoints.errors import CheckpointError
 from actors.checkpoints.manifest import Manifest
 from actors.checkpoints.store import CheckpointStore
+from actors.data_plane.address import DataPlaneAddress, Endpoint
 from configs.base import ConfigError
 from configs.checkpoint import CheckpointConfig
 from configs.continuity import differences
 from configs.loader import load
 from configs.run import RunConfig
+from flows.grpo_session import GrpoSession
 from flows.resume import Mark, Origin, origin_of
+from flows.training_session import TooManyRerunsError
+from tasks.handles import RunActors
 from tasks.reporting.run_dir import RunDirectory
 
 RULES = CheckpointConfig(keep_last=9)
@@ -150,3 +154,30 @@ def test_marks_of_something_else_are_none(tmp_path: Path) -> None:
     for content in (b"", b"{", b"[]", b'{"flow_run": 1, "checkpoints": "x"}', b"\xff"):
         (tmp_path / "run.json").write_bytes(content)
         assert Mark.read(tmp_path) is None
+
+
+def test_a_flow_run_whose_process_ends_again_and_again_ends_with_one_error(tmp_path: Path) -> None:
+    def start() -> Path:
+        session = GrpoSession(config(tmp_path, "recovery.reruns=2"), "arithmetic-cpu")
+        session.flow_run = "mine"
+        with session._stack:
+            return session._choose_directory().root
+
+    first = start()
+    assert [start(), start()] == [first, first]
+    message = r"from the beginning 3 times, and its process ended before the next checkpoint each time \(recovery\.reruns = 2\)"
+    for _ in range(2):
+        with pytest.raises(TooManyRerunsError, match=message):
+            start()
+    save(CheckpointStore(str(first / "checkpoints"), tmp_path), config(tmp_path), 5)
+    assert start() == first
+
+
+def test_the_refit_of_a_resume_is_no_part_of_the_warm_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = GrpoSession(config(tmp_path), "arithmetic-cpu")
+    session.actors = RunActors("there", DataPlaneAddress("there", Endpoint("controller", "server", "host", ()), ()), ["engine-0"], {})
+    monkeypatch.setattr("flows.grpo_session.refit", lambda *arguments: {"weight_version": 7})
+    session._take_over(session._state(3))
+    assert (session.weight_version, dict(session.seconds)) == (7, {})  # `resume` takes the time
+    session.refit()
+    assert list(session.seconds) == ["warm_start"]

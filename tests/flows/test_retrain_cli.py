@@ -42,7 +42,7 @@ def test_a_recipe_of_another_flow_names_its_flow() -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("promotion.metric=loss", ["promotion.metric", "'accuracy' or 'reward'"]),
+        ("promotion.metric=loss", ["promotion.metric", "use one of accuracy, reward"]),
         ("promotion.margn=0.1", ["promotion.margn", "did you mean 'margin'"]),
         ("promotion.margin=-1", ["promotion.margin", "greater than or equal to 0"]),
         ("registry.lease_s=1", ["registry.lease_s", "greater than or equal to 3"]),
@@ -117,7 +117,7 @@ def test_evaluation_is_set_as_the_training_validates() -> None:
 
 
 def test_planned_actors_need_no_data() -> None:
-    assert len(Night.planned_actors(load("retrain-cpu", (), RetrainConfig))) == 11  # the placement is one line
+    assert len(Night.planned_actors(load("retrain-cpu", (), RetrainConfig))) == 12  # each placement is one line
 
 
 @pytest.fixture

@@ -242,6 +242,43 @@ def test_a_sample_that_is_too_long_is_named_with_both_numbers(encoder: PromptEnc
 # ---- columns ----
 
 
+def test_pairs_are_two_rows_each(encoder: PromptEncoder, tmp_path: Path) -> None:
+    url = jsonl(
+        tmp_path / "pairs.jsonl",
+        {"prompt": "1 + 1", "response": "2", "worse": "31"},
+        {"prompt": "2 + 2", "response": "4", "worse": "5"},
+        {"prompt": "3", "response": "3", "worse": "99999999"},
+    )
+    problems = read_rows(url, "prompt", "response", "data.train", "worse")
+    reader = SampleReader(encoder, 10, "drop")
+    samples = list(reader.read_all(problems))
+    assert (len(samples), reader.dropped) == (2, 1)  # the worse response of the last is too long
+    plane = MemoryPlane()
+    meta = SupervisedBatches(plane, "train").put(samples, "batch 1", multiple_of=3)
+    assert [(tag.get("pair"), tag.get("chosen")) for tag in meta.tags] == [
+        (0, True),
+        (0, False),
+        (1, True),
+        (1, False),
+        (None, None),
+        (None, None),
+    ]
+    assert len(set(meta.keys)) == 6
+    columns = plane.get(meta, ["input_ids", "token_mask", "sample_mask"])
+    for row, text in enumerate(("2", "31", "4", "5")):
+        ids, mask = columns["input_ids"][row], columns["token_mask"][row]
+        assert encoder.text(ids[mask].tolist()) == text
+        assert ids[~mask].tolist() == list(samples[row // 2].prompt)
+        assert meta.tags[row]["response_length"] == int(mask.sum())
+        assert meta.sequence_lengths[row] == len(ids)
+    assert [float(weight) for weight in columns["sample_mask"]] == [1, 1, 1, 1, 0, 0]
+    with pytest.raises(ConfigError, match=r"data\.rejected_field: .* has no field 'wrose'; did you mean 'worse'"):
+        read_rows(url, "prompt", "response", "data.train", "wrose")
+    empty = jsonl(tmp_path / "empty.jsonl", {"prompt": "1", "response": "2", "worse": ""})
+    with pytest.raises(ConfigError, match="field 'worse' is empty: there is nothing to learn from it"):
+        read_rows(empty, "prompt", "response", "data.train", "worse")
+
+
 def test_columns_of_a_batch_and_of_its_fillers(encoder: PromptEncoder) -> None:
     plane = MemoryPlane()
     samples = Samples(encoder, 9, 100, "error", seed=4)

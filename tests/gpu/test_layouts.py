@@ -20,7 +20,7 @@ LAYOUTS = {
     "PP2": ParallelConfig(pipeline=2),
     "CP2": ParallelConfig(context=2),
 }
-DTYPES = {"float32": 1e-4, "bfloat16": 2e-2}
+DTYPES = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 5e-3}
 BATCHING: dict[str, dict[str, Any]] = {
     "padded": {"mode": "padded", "micro_batch_size": 3},
     "packed": {"mode": "packed", "tokens_per_micro_batch": 256},

@@ -30,7 +30,7 @@ def tensors(shard: VocabShard, dtype: torch.dtype) -> tuple[torch.Tensor, torch.
 def plain(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, shard: VocabShard) -> tuple[torch.Tensor, torch.Tensor]:
     """Every logit in float32 at once."""
     logits = (hidden @ weight.t()).float() / 0.8
-    logprobs, entropies = vocab_logprobs(logits, labels.t(), shard)
+    logprobs, entropies = vocab_logprobs(logits, labels.t(), shard, entropy_gradient=True)
     return logprobs.t(), entropies.t()
 
 
@@ -42,13 +42,13 @@ def test_equals_the_plain_path_with_gradients(
     monkeypatch.setattr(logprob, "CUDA_KEPT_ELEMENTS", -(-T // slices) * B * shard.width)
     hidden, weight, labels = tensors(shard, dtype)
     project: Callable[[torch.Tensor], torch.Tensor] = lambda part: part @ weight.t()  # noqa: E731
-    ours, entropy = token_logprobs(hidden, project, labels, 0.8, shard)
+    ours, entropy = token_logprobs(hidden, project, labels, torch.tensor([0.8], device="cuda"), shard, entropy_gradient=True)
     theirs, their_entropy = plain(hidden, weight, labels, shard)
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)  # both from the same logits
     torch.testing.assert_close(entropy, their_entropy, atol=1e-4, rtol=1e-4)
-    upstream = torch.randn(B, T, device="cuda")
-    mine = torch.autograd.grad((ours * upstream).sum(), (hidden, weight))
-    expected = torch.autograd.grad((theirs * upstream).sum(), (hidden, weight))
+    upstream, pull = torch.randn(2, B, T, device="cuda")
+    mine = torch.autograd.grad((ours * upstream + entropy * pull).sum(), (hidden, weight))
+    expected = torch.autograd.grad((theirs * upstream + their_entropy * pull).sum(), (hidden, weight))
     for found, wanted in zip(mine, expected, strict=True):
         assert (found - wanted).float().norm() <= tolerance * wanted.float().norm()
 
@@ -62,7 +62,7 @@ def test_no_float32_copy_of_the_logits_is_made() -> None:
     labels = torch.randint(0, width, (1, rows), device="cuda")
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    logprobs, _ = token_logprobs(hidden, lambda part: part @ weight.t(), labels, 1.0, shard)
+    logprobs, _ = token_logprobs(hidden, lambda part: part @ weight.t(), labels, torch.ones(1, device="cuda"), shard)
     logprobs.sum().backward()
     logits = 2 * rows * width  # bytes in bfloat16
     assert torch.cuda.max_memory_allocated() - before < 1.5 * logits

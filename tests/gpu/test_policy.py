@@ -46,7 +46,7 @@ def loaded(vocab: int = 96) -> tuple[MemoryPlane, Any, dict[str, list[torch.Tens
 
 
 @pytest.mark.parametrize(("kind", "tied"), KINDS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("batching", BATCHING, ids=lambda options: options["mode"])
 def test_logprobs_equal_transformers(kind: str, tied: bool, dtype: str, batching: dict[str, Any], tmp_path: Path) -> None:
     model = tiny.write_model(tmp_path / "model", kind, tied=tied)
@@ -65,15 +65,17 @@ def test_logprobs_equal_transformers(kind: str, tied: bool, dtype: str, batching
     if dtype == "float32":
         assert error.max() < 1e-4
     else:
-        assert error.mean() < 2e-2
+        assert error.mean() < (2e-2 if dtype == "bfloat16" else 3e-3)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_training_lowers_the_supervised_loss(dtype: str, tmp_path: Path) -> None:
     model = tiny.write_model(tmp_path / "model", "qwen3", tied=True)
     plane, meta, _ = loaded()
     config = PolicyConfig(device="cuda", dtype=dtype, optimizer={"lr": 1e-2})
     with worker(config, model, plane, tmp_path) as policy:
         plan = plan_batch(meta, config.batching, data_parallel=1).shards[0]
-        losses = [policy.train(plan, "sft")["loss"] for _ in range(10)]
+        steps = [policy.train(plan, "sft") for _ in range(10)]
+    losses = [step["loss"] for step in steps]
+    assert not any(step.get("skipped_steps") for step in steps)
     assert losses[-1] < losses[0] / 2

@@ -32,7 +32,7 @@ LENGTH = 24
 COMMON = [
     "model.hidden_size=256", "model.intermediate_size=512", "model.num_hidden_layers=3", "model.num_attention_heads=4",
     "model.num_key_value_heads=2", "model.max_position_embeddings=64", "policy.dtype=bfloat16", "generation.dtype=bfloat16",
-    "generation.kv_cache_gib=1", "generation.gpu_memory_utilization=0.1", "generation.max_num_seqs=64", "generation.refit_buffer_mib=1",
+    "generation.kv_cache_gib=1", "generation.max_num_seqs=64", "generation.refit_buffer_mib=1",
     "warm_start.steps=0", "warm_start.stop_at_accuracy=null", "policy.batching.micro_batch_size=8",
 ]  # fmt: skip
 ASYNC = ["placement=separate", "generation.executor=async"]

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from actors.data_plane.in_memory import MemoryPlane
 from actors.data_plane.meta import KVBatchMeta
-from actors.policy.objectives.advantages import group_relative
-from configs.policy import LossConfig
+from actors.policy.objectives.advantages.group_relative import group_relative
+from configs.loss import LossConfig
 from tasks import advantage as stage
 from tasks.advantage import by_group, drop_dead_groups, group_metrics, zero_variance
 
@@ -20,7 +20,15 @@ def batch(rewards: list[list[float]]) -> KVBatchMeta:
         keys=tuple(f"{uid}-{i}" for uid, i, _ in rows),
         sequence_lengths=(4,) * len(rows),
         tags=tuple(
-            {"prompt_uid": uid, "weight_version": 0, "reward": reward, "dropped": False, "response_length": 2 + i, "truncated": i == 0}
+            {
+                "prompt_uid": uid,
+                "weight_version": 0,
+                "reward": reward,
+                "dropped": False,
+                "masked": False,
+                "response_length": 2 + i,
+                "truncated": i == 0,
+            }
             for uid, i, reward in rows
         ),
     )
@@ -65,7 +73,9 @@ def test_groups_without_variance_are_those_without_an_advantage(rewards: list[li
 
 
 def dropped(meta: KVBatchMeta, rows: set[int]) -> KVBatchMeta:
-    return meta.model_copy(update={"tags": tuple({**tag, "dropped": row in rows} for row, tag in enumerate(meta.tags))})
+    return meta.model_copy(
+        update={"tags": tuple({**tag, "dropped": row in rows, "masked": row in rows} for row, tag in enumerate(meta.tags))}
+    )
 
 
 def test_dropped_rows_leave_their_group_s_mean_and_the_batch_s() -> None:
@@ -75,8 +85,24 @@ def test_dropped_rows_leave_their_group_s_mean_and_the_batch_s() -> None:
     plane = MemoryPlane()
     plane.register_partition("train", fields=("sample_mask", "advantages"))
     plane.put(meta, {"sample_mask": [torch.tensor(1.0)] * len(meta)})
-    values = written_advantages(plane, meta, LossConfig(normalize_advantages=False))
+    values = written_advantages(plane, meta, LossConfig(normalize_advantages="none"))
     assert values == pytest.approx([0.5, -0.5, 0, 0, 0, 0, 0, 0, 0])
+
+
+def test_a_group_whose_responses_are_all_too_long_has_no_gradient() -> None:
+    meta = batch([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    tags = tuple({**tag, "masked": row in (1, 2, 3)} for row, tag in enumerate(meta.tags))
+    assert zero_variance(meta.model_copy(update={"tags": tags})) == [[2, 3]]
+
+
+def test_advantages_over_the_batch() -> None:
+    meta = dropped(batch([[1.0, 0.0, 9.0], [0.5, 0.5], [3.0, 5.0]]), {2})
+    plane = MemoryPlane()
+    plane.register_partition("train", fields=("sample_mask", "advantages"))
+    plane.put(meta, {"sample_mask": [torch.tensor(1.0)] * len(meta)})
+    values = written_advantages(plane, meta, LossConfig(normalize_advantages="batch"))
+    deviation = ((2 * 0.5**2 + 2 * 1.0**2) / 6) ** 0.5  # of six rows: the dropped one does not count
+    assert values == pytest.approx([0.5 / deviation, -0.5 / deviation, 0, 0, 0, -1 / deviation, 1 / deviation])
 
 
 def test_a_batch_of_which_everything_is_dropped_has_no_reward_and_no_gradient() -> None:

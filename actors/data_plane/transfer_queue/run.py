@@ -8,6 +8,7 @@ from typing import Any
 
 import ray
 
+from actors import node
 from actors.data_plane.address import DataPlaneAddress, Endpoint
 from actors.data_plane.interface import DataPlaneError, DataPlaneGoneError
 from actors.data_plane.transfer_queue import locks
@@ -33,7 +34,9 @@ def start(namespace: str, config: DataPlaneConfig) -> DataPlaneAddress:
         DataPlaneGoneError: an actor died or was not ready within 300 s.
     """
     require_ray()
-    options = {"namespace": namespace, "num_cpus": 0, "scheduling_strategy": "SPREAD", "runtime_env": {"env_vars": _ACTOR_ENV}}
+    # On this node, where the rows come from; and no other node's loss takes them along.
+    here = node.pinned(node.own_id())
+    options = {"namespace": namespace, "num_cpus": 0, "runtime_env": {"env_vars": _ACTOR_ENV}, **here}
     actors: dict[str, Any] = {}
     opened = locks.choose()
     try:

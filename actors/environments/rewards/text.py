@@ -69,7 +69,8 @@ class LengthReward(Reward):
     """
 
     def __init__(self, config: configured.LengthReward, max_new_tokens: int) -> None:
-        self._most, self._cache = config.max_tokens or max_new_tokens, config.cache_tokens
+        self._most = config.max_tokens or max_new_tokens
+        self._cache = config.cache_tokens or max(1, self._most // 5)
         if self._cache > self._most:
             raise ConfigError(
                 f"rewards.{config.label}.cache_tokens ({self._cache}) is above rollout.max_new_tokens ({self._most}): "

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
 
 import torch
 
-from configs.policy import LossConfig
+from configs.loss import LossConfig
 
 CORRECTION_SUMS = ("importance/count", "importance/weight", "importance/weight_squared", "importance/truncated", "masked_sequences")
 
@@ -30,35 +29,45 @@ def correct(
         sums["masked_sequences"] = ((mask > 0).any(dim=1) & ~(kept > 0).any(dim=1)).sum().to(mask.dtype)
     if config.importance_sampling == "none":
         return torch.ones_like(mask), kept, sums
-    weights, weighed = importance_weights(policy_logprobs, generation_logprobs, kept, config.importance_sampling, config.importance_cap)
+    weights, weighed = importance_weights(policy_logprobs, generation_logprobs, kept, config)
     return weights, kept, sums | weighed
 
 
 def importance_weights(
-    policy_logprobs: torch.Tensor, generation_logprobs: torch.Tensor, mask: torch.Tensor, how: Literal["token", "sequence"], cap: float
+    policy_logprobs: torch.Tensor, generation_logprobs: torch.Tensor, mask: torch.Tensor, config: LossConfig
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """min(policy / generation probability, cap) of each token, or of each whole response. No gradient flows through it.
+    """policy / generation probability of each token, or of each whole response, within bounds. No gradient flows through it.
 
-    Truncation bounds the variance and only lowers weights (truncated importance sampling: Ionides 2008; for the mismatch of training and
-    generation engines: Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", 2025). A response's ratio is
-    the product over its tokens, the unbiased one (sequence-level TIS: Liu et al., "When Speed Kills Stability", 2025), not GSPO's
-    geometric mean (arXiv 2507.18071).
+    truncate    min(ratio, importance_cap): bounds the variance and only lowers weights (truncated importance sampling: Ionides 2008;
+                for the mismatch of training and generation engines: Yao et al., "Your efficient RL framework secretly brings you
+                off-policy RL training", 2025)
+    mask        the ratio, and 0 outside [importance_floor, importance_cap] (token: IcePop, Ling team, arXiv 2510.18855; sequence: masked
+                importance sampling, Liu et al., "When speed kills stability", 2025)
+
+    A response's ratio is the product over its tokens, the unbiased one (`sequence`), or their geometric mean (`geometric`), which does not
+    shrink with its length. What is left out still counts in the denominators of the loss.
 
     Returns:
         [B, T], 0 where the mask is. Sums over counted tokens, or over rows that have one: importance/count, /weight, /weight_squared
-        and /truncated (weights cut at the cap). The effective sample size is weight² / weight_squared, at most count.
+        and /truncated (ratios outside the bounds). The effective sample size is weight² / weight_squared, at most count.
     """
     gap = torch.where(mask > 0, policy_logprobs.detach() - generation_logprobs, 0.0)
     units = mask > 0
-    if how == "sequence":
-        gap, units = gap.sum(dim=1, keepdim=True), units.any(dim=1, keepdim=True)
-    weights = torch.exp(gap).clamp(max=cap)
+    if config.importance_sampling != "token":
+        gap, lengths, units = gap.sum(dim=1, keepdim=True), units.sum(dim=1, keepdim=True), units.any(dim=1, keepdim=True)
+        gap = gap / lengths.clamp(min=1) if config.importance_sampling == "geometric" else gap
+    beyond = gap > math.log(config.importance_cap)
+    if config.importance_beyond == "mask":
+        beyond = beyond | (gap < math.log(config.importance_floor) if config.importance_floor else False)
+        weights = torch.where(beyond, 0.0, torch.exp(gap))
+    else:
+        weights = torch.exp(gap).clamp(max=config.importance_cap)
     counted = units.to(mask.dtype)
     sums = {
         "importance/count": counted.sum(),
         "importance/weight": (weights * counted).sum(),
         "importance/weight_squared": (weights**2 * counted).sum(),
-        "importance/truncated": ((gap > math.log(cap)) * counted).sum(),
+        "importance/truncated": (beyond * counted).sum(),
     }
     return weights * (mask > 0), sums
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import inspect
 
 from actors.policy.objectives.base import Objective
+from actors.policy.objectives.dpo import Dpo
 from actors.policy.objectives.grpo import Grpo
 from actors.policy.objectives.sft import Sft
 from configs.base import ConfigError
 from configs.import_path import imported
+from configs.loss import PREFERENCE as PREFERENCE  # beside SUPERVISED
 from configs.policy import PolicyConfig
 
 SUPERVISED = "sft"
-_BUILT_IN: dict[str, type[Objective]] = {"grpo": Grpo, SUPERVISED: Sft}
+_BUILT_IN: dict[str, type[Objective]] = {"grpo": Grpo, SUPERVISED: Sft, PREFERENCE: Dpo}
 
 
 def build(name: str, policy: PolicyConfig) -> Objective:

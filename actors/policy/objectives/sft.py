@@ -9,9 +9,10 @@ from actors.policy.objectives.base import Objective
 
 
 class Sft(Objective):
-    """For the `sft` flow and the warm start."""
+    """For the `sft` flow and the warm start. Of the model's own distribution, whatever the rollout's temperature is."""
 
     components = ("cross_entropy",)
+    temperature = 1.0
 
     def weights(self, b: MicroBatch) -> dict[str, torch.Tensor]:
         """1 on each response token."""

@@ -78,6 +78,20 @@ def test_files_and_copies_are_kept(store: CheckpointStore, tmp_path: Path) -> No
     assert list((tmp_path / "scratch/data").iterdir()) == []  # nor is the draft
 
 
+def test_a_model_directory_is_copied_in_place_of_the_one_before(store: CheckpointStore, url: str, tmp_path: Path) -> None:
+    model = tmp_path / "hf"
+    model.mkdir()
+    for name in ("config.json", "model.safetensors", "old.json"):
+        (model / name).write_bytes(b"one")
+    store.mirror(model, "hf")
+    (model / "old.json").unlink()
+    (model / "model.safetensors").write_bytes(b"two")
+    store.mirror(model, "hf")
+    there = Folder(f"{url}/hf", "checkpoint.url")
+    assert {name: there.read(name) for name in there.names()} == {"config.json": b"one", "model.safetensors": b"two"}
+    assert store.steps() == []
+
+
 def test_removing_leaves_names_that_begin_alike(url: str) -> None:
     folder = Folder(url, "checkpoint.url")
     for name in ("a/1", "ab/1", "a1.json", "a1.json.old"):

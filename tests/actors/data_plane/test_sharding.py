@@ -302,9 +302,9 @@ def test_buckets_that_could_never_be_used_are_refused() -> None:
 
 
 @pytest.mark.parametrize("mode", ["padded", "dynamic", "packed"])
-def test_dropped_rows_travel_and_do_not_count(mode: str) -> None:
+def test_masked_rows_travel_and_do_not_count(mode: str) -> None:
     meta = make([10, 20, 30, 40])
-    meta = meta.model_copy(update={"tags": tuple({**tag, "dropped": row == 2} for row, tag in enumerate(meta.tags))})
+    meta = meta.model_copy(update={"tags": tuple({**tag, "masked": row == 2} for row, tag in enumerate(meta.tags))})
     batching = BatchingConfig(mode=mode, micro_batch_size=2, tokens_per_micro_batch=None if mode == "padded" else 64)
     for part in plan_batch(meta, batching, data_parallel=2).shards:
         assert (part.global_tokens, part.global_sequences) == ((10 + 20 + 40) // 2, 3)

@@ -1,11 +1,16 @@
 """Problems are reproducible, held-out ones stay held out, and bad sources are refused by name."""
 
+import subprocess
+import sys
+
 import pytest
 
 from actors.environments import build
 from actors.environments.registry import imported_here
 from configs.base import ConfigError
 from configs.environment import EnvironmentConfig
+from tests.conftest import ROOT
+from tests.patience import WAIT_S
 
 OPTIONS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 
@@ -41,6 +46,18 @@ def test_a_validation_set_that_leaves_nothing_to_train_on() -> None:
     env = build(gym(task_options=OPTIONS | {"max_digits": 1}, validation_size=20_000), 0)
     with pytest.raises(ConfigError, match="nothing is left to train on"):
         [env.problem("train", index) for index in range(200)]
+
+
+def test_problems_need_no_plots_and_plots_are_there_afterwards() -> None:
+    code = (
+        "import sys, actors.environments.reasoning_gym\n"
+        "assert not [name for name in sys.modules if name.startswith(('matplotlib', 'mpl_toolkits'))]\n"
+        "import reasoning_gym\n"
+        "assert reasoning_gym.create_dataset('game_of_life', size=1, seed=0)[0]['answer']\n"
+        "import mpl_toolkits, matplotlib\n"
+        "assert matplotlib.rcParams and mpl_toolkits.__path__\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, check=True, timeout=WAIT_S)
 
 
 def test_unknown_task_and_options() -> None:

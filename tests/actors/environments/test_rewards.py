@@ -120,10 +120,10 @@ def soft_overlong_punishment(length: int, longest: int, cache: int) -> Fraction:
 def test_length_is_equation_13_of_dapo(longest: int, data: st.DataObject) -> None:
     cache = data.draw(st.integers(1, longest))
     length = data.draw(st.integers(0, 2 * longest) | st.sampled_from([longest, longest + 1, longest - cache, longest - cache + 1]))
-    made = configured.LengthReward
-    for config, most in ((made(max_tokens=longest, cache_tokens=cache), 1), (made(cache_tokens=cache), longest)):
-        value = built(config, most).score(PROBLEM, Response("", length, False))
-        assert value == pytest.approx(float(soft_overlong_punishment(length, longest, cache)), abs=1e-12)
+    for options, over in (({"cache_tokens": cache}, cache), ({}, max(1, longest // 5))):  # the paper's: 4,096 of 20,480
+        for config, most in ((configured.LengthReward(max_tokens=longest, **options), 1), (configured.LengthReward(**options), longest)):
+            value = built(config, most).score(PROBLEM, Response("", length, False))
+            assert value == pytest.approx(float(soft_overlong_punishment(length, longest, over)), abs=1e-12)
 
 
 @given(st.integers(0, 300))

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,11 @@ def test_pool_generates_and_refits(engine: RunningEngine) -> None:
     assert taken[engine.name].bytes > 0
     requests = [request(str(i), prompt) for i, prompt in enumerate(PROMPTS)]
     results = pool.generate(requests)
-    assert results == engine.generate(requests)
+    again = engine.generate(requests)
+    # How many requests are in one pass of an asynchronous engine depends on when they come, and on that the last bits.
+    assert [replace(r, logprobs=[]) for r in results] == [replace(r, logprobs=[]) for r in again]
+    for one, other in zip(results, again, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
     assert {r.weight_version_start for r in results} == {11}
     health = pool.health()[engine.name]
     assert (health.state, health.weight_version) == ("ready", 11)

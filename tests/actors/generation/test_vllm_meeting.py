@@ -53,3 +53,4 @@ def test_vllm_finds_the_executors_by_name() -> None:
     for workers, expected in ((1, vllm_meeting.OneWorker), (2, vllm_meeting.SeveralWorkers)):
         arguments = vllm_executors.engine_arguments(GenerationConfig(tensor_parallel_size=workers), "model", 0, "host")
         assert resolve_obj_by_qualname(arguments["distributed_executor_backend"]) is expected
+        assert "gpu_memory_utilization" not in arguments  # on a CPU nothing asks for it

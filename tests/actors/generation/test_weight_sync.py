@@ -19,7 +19,7 @@ from actors.refit.manifest import Manifest, WeightMismatchError
 from actors.refit.transport import RefitPlan, Transfer
 from actors.waiting import ActorGoneError, ActorTimeoutError
 from tests.actors.refit.test_receive import MANIFEST, engine
-from tests.patience import WAIT_S
+from tests.patience import WAIT_S, kill
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_session")]
 NAMESPACE = "test-weight-sync"
@@ -133,6 +133,5 @@ def test_others_get_their_weights_when_an_engine_is_dead(parts: Parts) -> None:
     engines = parts.engines(False, False)
     sender = parts.sender(engines, recover=True)
     ray.get(parts.handles["engine-0"].health.remote(), timeout=WAIT_S)
-    ray.kill(parts.handles["engine-0"])
-    time.sleep(0.5)
+    kill(parts.handles["engine-0"])
     assert set(sender.send(1, UpdateOptions(recover=True))) == {"engine-1"}

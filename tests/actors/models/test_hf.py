@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actors.models.hf import check_model_dir, head_dim, rope_scaling_factor, tensor_shapes, weight_files
+from actors.models.hf import check_engine_reads, check_model_dir, head_dim, rope_scaling_factor, tensor_shapes, weight_files
 from configs.base import ConfigError
 from tests.actors.policy import tiny
 from tests.patience import WAIT_S
@@ -68,10 +68,19 @@ def test_the_index_decides_which_files_are_the_weights(tmp_path: Path) -> None:
     assert len(parts) > 1
     (model / "consolidated.safetensors").write_bytes((whole / "model.safetensors").read_bytes())
     assert weight_files(model) == parts
+    check_engine_reads(str(model))
     assert tensor_shapes(str(model)) == tensor_shapes(str(whole))
     parts[1].unlink()
     with pytest.raises(ConfigError, match=f"{parts[1].name} is missing"):
         check_model_dir(str(model))
+
+
+def test_without_an_index_vllm_would_read_every_file(model: Path) -> None:
+    check_engine_reads(str(model))
+    (model / "adapter_model.safetensors").write_bytes(b"")
+    assert len(weight_files(model)) == 1
+    with pytest.raises(ConfigError, match=r"adapter_model.safetensors beside model.safetensors"):
+        check_engine_reads(str(model))
 
 
 def test_checking_imports_no_megatron() -> None:

@@ -37,8 +37,17 @@ GRPO = {
     "loss": {"kl_coef": 0.1, "clip_low": 0.02, "clip_high": 0.03},
     "recompute_logprobs": "always",
 }
-CORRECTED = GRPO | {"loss": {"importance_sampling": "token", "importance_cap": 2.0, "max_sequence_logprob_error": 3.5}}
+CORRECTED = GRPO | {"loss": {"importance_sampling": "token", "importance_cap": 2.0, "max_sequence_logprob_error": 3.5, "entropy_coef": 0.3}}
+MIXTURE = GRPO | {
+    "loss": {
+        "kl_coef": 0.1,
+        "kl_gradient": "corrected",
+        "sources": {"b": {"policy_gradient_coef": 0, "kl_coef": 1, "cross_entropy_coef": 0.5}},
+    }
+}
+PREFERRED = {"optimizer": OPTIMIZER | {"clip_grad": 0.5}, "loss": {"objective": "dpo", "dpo_beta": 0.3}}
 OWN = "tests.actors.policy.objectives.own"
+DISTILLED = ("logprob", "candidates", "grpo", "grpo", "export")
 GRPO_STEPS = ("snapshot", "logprob", "reference", "grpo", "grpo", "grpo", "export")
 BATCHING = {mode: {"mode": mode, "tokens_per_micro_batch": 64} for mode in ("dynamic", "packed")}
 BUCKETED = {"micro_batch_size": 2, "token_buckets": [16, 24]}
@@ -59,6 +68,7 @@ def one_thread() -> Iterator[None]:
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
     paths = {name: tiny.write_model(root / name, **options) for name, options in MODELS.items()}
+    paths["teacher"] = tiny.write_model(root / "teacher", "llama", tied=False, vocab=97, hidden_size=48, num_hidden_layers=2, head_dim=12)
     texts = [f"{i} + {i + 1} = {2 * i + 1}" for i in range(50)]
     shape = ModelConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, max_position_embeddings=64)
     paths["scratch"] = write_scratch_model(root / "scratch", shape, texts, seed=0)
@@ -71,7 +81,14 @@ def results(models: dict[str, Path]) -> Any:
 
     @cache
     def run(layout: str) -> dict[str, list[dict[str, Any]]]:
-        jobs = [*_parity(models, layout), *_training(models), *_layouts(models, layout), *_single(models, layout)]
+        jobs = [
+            *_parity(models, layout),
+            *_training(models),
+            *_layouts(models, layout),
+            *_taught_by_source(models, layout),
+            *_masters(models, layout),
+            *_single(models, layout),
+        ]
         return run_layout(LAYOUTS[layout], jobs)
 
     return run
@@ -86,17 +103,77 @@ def _training(models: dict[str, Path]) -> list[Job]:
     return [
         Job("grpo", str(models["qwen3-tied"]), GRPO_STEPS, vocab=97, policy=GRPO),
         Job("corrected", str(models["qwen3-tied"]), ("logprob", "grpo", "export"), vocab=97, policy=CORRECTED),
+        Job("distilled", str(models["qwen3-tied"]), ("logprob", "reference", "grpo", "export"), vocab=97, policy=_taught(models)),
+        Job("distilled-top", str(models["qwen3-tied"]), DISTILLED, vocab=97, policy=_taught_exactly(models, 5)),
+        Job("dpo", str(models["qwen3-tied"]), ("grpo", "grpo", "evaluate", "export"), vocab=97, policy=PREFERRED),
+        Job("mixture", str(models["qwen3-tied"]), GRPO_STEPS, vocab=97, policy=MIXTURE),
         Job("sft", str(models["qwen2-untied"]), ("sft", "sft", "sft", "export"), vocab=97, policy=SFT),
+    ]
+
+
+def _taught(models: dict[str, Path]) -> dict[str, Any]:
+    """On-policy distillation from a model of another family and size."""
+    loss = {"policy_gradient_coef": 0, "kl_coef": 1, "kl_gradient": "corrected"}
+    return GRPO | {"loss": loss, "teacher": {"path": str(models["teacher"])}}
+
+
+def _taught_exactly(models: dict[str, Path], top_k: int | str, **options: Any) -> dict[str, Any]:
+    """From the distributions over the teacher's candidates."""
+    teacher = {"path": str(models["teacher"]), "top_k": top_k}
+    return GRPO | {"loss": {"policy_gradient_coef": 0, "kl_coef": 1}, "teacher": teacher} | options
+
+
+def _taught_by_source(models: dict[str, Path], layout: str) -> list[Job]:
+    """Responses of source b by a teacher of their own; the others by another, or by none."""
+    if layout == "TP2xPP2":
+        return []
+    own = {"top_k": 5, "sources": {"b": str(models["qwen2-untied"])}}
+    teachers = {"two": own | {"path": str(models["teacher"])}, "one": own}
+    actions = {"two": ("candidates", "grpo", "export"), "one": ("candidates",)}
+    common = GRPO | {
+        "loss": {"policy_gradient_coef": 0, "kl_coef": 1, "sources": {"a": {"kl_coef": 0.5}}},
+        "batching": BATCHING["packed"],
+        "recompute_logprobs": "auto",
+    }
+    return [
+        Job(f"{name}-taught", str(models["qwen3-tied"]), actions[name], vocab=97, policy=common | {"teacher": teacher})
+        for name, teacher in teachers.items()
     ]
 
 
 def _layouts(models: dict[str, Path], layout: str) -> list[Job]:
     if layout == "TP2xPP2":
         return []
-    return [
+    jobs = [
         Job(f"grpo-{mode}", str(models["qwen3-tied"]), GRPO_STEPS, vocab=97, policy=GRPO | {"batching": batching})
         for mode, batching in BATCHING.items()
     ]
+    if layout in ("TP1", "TP2"):
+        whole = {"full": "full", "dynamic": 5, "packed": 5}
+        jobs += [
+            Job(
+                f"distilled-{name}", str(models["qwen3-tied"]), DISTILLED, vocab=97,
+                policy=_taught_exactly(models, k, **({"batching": BATCHING[name]} if name in BATCHING else {})),
+            )
+            for name, k in whole.items()
+        ]  # fmt: skip
+    return jobs
+
+
+def _masters(models: dict[str, Path], layout: str) -> list[Job]:
+    qwen3 = {"model": str(models["qwen3-tied"]), "vocab": 97, "distributed": layout == "DP2"}
+    bfloat16 = {"dtype": "bfloat16", "optimizer": {"lr": 1e-3}}
+    jobs = [
+        Job("masters-bfloat16", actions=("state", "export"), policy=bfloat16, **qwen3),
+        Job("masters-float32", actions=("state",), **qwen3),
+    ]
+    if layout != "TP1":
+        again = ("round",) if layout in ("TP2", "PP2") else ()
+        actions = ("sft", "sft", "working", "state", *again)
+        return [*jobs, Job("chance", actions=actions, policy=bfloat16 | {"rounding": "stochastic"}, **qwen3)]
+    steps = {"step": ("sft", "export"), "rounded-step": ("round masters", "sft", "export")}
+    steps |= {"trained": ("sft", "state"), "reset": ("sft", "reset", "state")}
+    return jobs + [Job(f"masters-{name}", actions=actions, policy=bfloat16, **qwen3) for name, actions in steps.items()]
 
 
 def _single(models: dict[str, Path], layout: str) -> list[Job]:
@@ -127,5 +204,7 @@ def _single(models: dict[str, Path], layout: str) -> list[Job]:
         Job("reset", llama, ("sft", "sft", "reset", "sft", "sft", "sft", "sft", "lower", "sft"), policy={"optimizer": {"lr": 1e-3}}),
         Job("own", llama, ("grpo", "grpo", "export"), policy=on_policy | {"loss": {"objective": f"{OWN}:FilteredImitation"}}),
         Job("save", str(models["scratch"]), ("sft", "save", "export"), policy=on_policy),
+        Job("bfloat16-warmed", llama, ("warm_up", "sft", "sft", "export"), policy={"dtype": "bfloat16", "optimizer": {"lr": 1e-2}}),
+        Job("bfloat16-cold", llama, ("sft", "sft", "export"), policy={"dtype": "bfloat16", "optimizer": {"lr": 1e-2}}),
         Job("bfloat16", llama, ("logprob", "sft", "sft", "export"), policy={"dtype": "bfloat16", "optimizer": {"lr": 1e-2}}),
     ]

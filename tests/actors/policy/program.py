@@ -18,18 +18,33 @@ from actors.checkpoints.errors import CheckpointError
 from actors.data_plane.in_memory import MemoryPlane
 from actors.data_plane.interface import DataPlaneError
 from actors.data_plane.sharding import ShardPlan, plan_batch
+from actors.policy.batch import BASE, CANDIDATES
 from actors.policy.device import PeerLostError
 from actors.policy.worker import PolicyWorker
 from configs.policy import OptimizerConfig, ParallelConfig, PolicyConfig
 from tests.actors.policy import processes, tiny
 from tests.actors.policy.plans import plain_plan
 
-FIELDS = ("input_ids", "token_mask", "sample_mask", "generation_logprobs", "advantages", "policy_logprobs", "reference_logprobs")
+COLUMNS = {"logprob": ("policy_logprobs",), "reference": ("reference_logprobs",), "candidates": ("reference_logprobs", *CANDIDATES)}
+FIELDS = (*BASE, "generation_logprobs", "advantages", *COLUMNS["logprob"], *COLUMNS["candidates"])
+
+
+def _check_only_memory_was_taken(worker: PolicyWorker, before: Sequence[torch.Tensor]) -> None:
+    """Weights and masters are those of before the warm-up, and moments are there, as zeros."""
+    from actors.policy import state
+
+    assert all(torch.equal(one, other) for one, other in zip(before, worker._bare.parameters(), strict=True))
+    for part in state.parts(worker._bare, worker._optimizer):
+        master, *moments = (part.value(kind) for kind in state.KINDS)
+        assert torch.equal(master.to(part.parameter.dtype), part.parameter.detach().reshape(-1))
+        for moment in moments:
+            assert moment is not None
+            assert not moment.any()
 
 
 @dataclass(frozen=True)
 class Job:
-    """One model, one batch, and the methods to call in order: "logprob", "reference", "sft", "grpo", "export", ..."""
+    """One model, one batch, and the methods to call in order: "logprob", "reference", "candidates", "sft", "grpo", "export", ..."""
 
     name: str
     model: str
@@ -73,16 +88,17 @@ def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[
         columns["advantages"] = [torch.tensor(float("nan"))] * len(meta)  # in this rank's plane only
     meta = plane.put(meta, columns)
     kind = _DistributedWorker if job.distributed else PolicyWorker
-    worker = kind(config, job.model, rank, plane, seed=0, temperature=job.temperature)
+    teachers = config.teacher.models if config.teacher else {"": job.model} if config.loss.objective == "dpo" else {}
+    worker = kind(config, job.model, rank, plane, seed=0, temperature=job.temperature, teachers=teachers)
     results: dict[str, Any] = {"setup": worker.setup(f"file://{directory}/rendezvous-{job.name}"), "metrics": []}
     data_rank = rank // (parallel.tensor * parallel.context) % parallel.data
     for action in job.actions:
         plan = _plans(meta, config)[data_rank]
         match action:
-            case "logprob" | "reference":
-                column = {"logprob": "policy_logprobs", "reference": "reference_logprobs"}[action]
-                worker.logprob(plan, column, reference=action == "reference")
-                meta, results[column] = _share(plane, meta, plan.meta, column, rank)
+            case "logprob" | "reference" | "candidates":
+                worker.logprob(plan, COLUMNS[action][0], reference=action != "logprob")
+                for column in COLUMNS[action]:
+                    meta, results[column] = _share(plane, meta, plan.meta, column, rank)
             case "snapshot":
                 worker.snapshot_reference()
             case "sft" | "grpo" | "poison":
@@ -90,16 +106,26 @@ def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[
                     results["metrics"].append(worker.train(plan, "sft" if action == "sft" else config.loss.objective))
                 except (FloatingPointError, ValueError, PeerLostError, DataPlaneError) as error:
                     results["error"] = repr(error)
+            case "evaluate":
+                results["metrics"].append(worker.evaluate(plan))
             case "guarded":  # a step that no limit allows
                 results["metrics"].append(worker.train(plan, "sft", {"grad_norm": (0.0, None), "entropy": (None, 0.0)}))
             case "warm_up":
                 random_state = torch.get_rng_state()
+                before = [parameter.detach().clone() for parameter in worker._bare.parameters()]
                 worker.warm_up(plan, "sft")
                 assert torch.equal(random_state, torch.get_rng_state())
+                _check_only_memory_was_taken(worker, before)
             case "lower":
                 worker.scale_rate(0.5)
             case "reset":
                 worker.reset_optimizer(OptimizerConfig(lr=5e-3, warmup_steps=3))
+            case "working":
+                results["working"] = {name: value.detach().clone() for name, value in worker._bare.named_parameters()}
+            case "round":  # by chance
+                results["rounded"] = mean_working_copy(worker)
+            case "round masters":
+                worker._optimizer.reload_model_params()  # copies the working copy into them
             case "clear":
                 if rank == 0:
                     plane.clear(meta)
@@ -134,6 +160,21 @@ def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[
                 raise ValueError(action)
     worker.close()
     return results
+
+
+ROUNDINGS = 200
+
+
+def mean_working_copy(worker: PolicyWorker) -> dict[str, torch.Tensor]:
+    """Of `ROUNDINGS` working copies of the same masters: float64, by name."""
+    parameters = dict(worker._bare.named_parameters())
+    total = {name: torch.zeros(value.shape, dtype=torch.float64) for name, value in parameters.items()}
+    for _ in range(ROUNDINGS):
+        worker._rounding.count += 1
+        worker._rounding.again(worker._model, worker._optimizer)
+        for name, value in parameters.items():
+            total[name] += value.detach()
+    return {name: value / ROUNDINGS for name, value in total.items()}
 
 
 def finish_save(worker: PolicyWorker, rank: int, directory: str) -> None:

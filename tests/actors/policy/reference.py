@@ -52,6 +52,6 @@ def adamw(model: Any, lr: float, weight_decay: float, eps: float) -> torch.optim
             {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
         ],
         lr=lr,
-        betas=(0.9, 0.95),
+        betas=(0.9, 0.999),
         eps=eps,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from actors.data_plane.connect import connect
 from actors.data_plane.in_memory import MemoryPlane
 from actors.data_plane.interface import DataPlane
 from actors.data_plane.sharding import ShardPlan
-from actors.policy.batch import MicroBatch, build
+from actors.policy.batch import CANDIDATES, MicroBatch, build
 from actors.policy.boundaries import DENSE_MULTIPLE, block_diagonal_mask, packed_inputs, rows_as_slots
 from actors.policy.fetch import ColumnReader
 from configs.policy import ParallelConfig, PolicyConfig
@@ -61,6 +62,37 @@ def test_every_token_is_where_the_plan_puts_it_and_the_rest_is_zero(case: tuple[
                 assert torch.equal(column[i, : len(ids)], columns[name][row].expand(len(ids)))  # a row's one value is each token's
                 column[i, : len(ids)] = 0
         assert not any(tensor.any() for tensor in (batch.input_ids, *per_token.values()))
+
+
+@given(cases(), st.integers(1, 3))
+def test_a_teacher_s_candidates_lie_beside_the_tokens_that_the_model_reads(
+    case: tuple[ShardPlan, dict[str, list[torch.Tensor]]], k: int
+) -> None:
+    plan, columns = case
+    lengths = [len(ids) for ids in columns["input_ids"]]
+    columns |= {"teacher_ids": [torch.randint(1, VOCAB, (length, k), dtype=torch.int32) for length in lengths]}
+    columns |= {"teacher_logprobs": [-1 - torch.rand(length, k) for length in lengths]}
+    for number, b in enumerate(build(columns, plan, CPU)):
+        for batch, chunked in ((b, False), (rows_as_slots(b), not plan.packed)):
+            for name in CANDIDATES:
+                found = batch.tensors()[name].clone()
+                assert found.shape == (*batch.input_ids.shape, k)
+                assert found.dtype == {"teacher_ids": torch.int64, "teacher_logprobs": torch.float32}[name]
+                for i, row in enumerate(batch.rows):
+                    line, span = where(plan, number, i, lengths[row])
+                    span = slice(i * part_length(b), i * part_length(b) + lengths[row]) if chunked else span
+                    place = found[0 if chunked else line, span]
+                    assert torch.equal(place, columns[name][row].to(found.dtype))
+                    place.zero_()
+                assert not found.any()
+        assert b.with_room(5) is b
+        roomy = dataclasses.replace(b, teacher_ids=None, teacher_logprobs=None).with_room(k)
+        assert {name: one.shape for name, one in roomy.tensors().items()} == {name: one.shape for name, one in b.tensors().items()}
+        assert {name: one.dtype for name, one in roomy.tensors().items()} == {name: one.dtype for name, one in b.tensors().items()}
+
+
+def part_length(b: MicroBatch) -> int:
+    return b.input_ids.shape[1]
 
 
 @given(cases())

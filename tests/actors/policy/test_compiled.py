@@ -41,7 +41,7 @@ FIELDS = ("input_ids", "token_mask", "sample_mask", "generation_logprobs", "adva
 def _swap_reference(actor: Any) -> None:
     worker = actor._worker
     with devices.runtime(worker._device):
-        worker._swap_reference()
+        worker._reference.swap()
 
 
 def _begin_anew(actor: Any, config: PolicyConfig, rank: int) -> None:
@@ -151,7 +151,7 @@ def group_of(address: DataPlaneAddress, model: Path) -> Iterator[Callable[[str],
     single = {"num_cpus": 0, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}
     # Eight threads, against its nature, for the test that tries to make calls overlap.
     actor = ray.remote(num_cpus=0, max_concurrency=8)(Group)
-    group = actor.remote(config, str(model), NAMESPACE, address, 30.0, 0, 0.8, single, 32, RefitPlan())
+    group = actor.remote(config, str(model), NAMESPACE, address, 30.0, 0, 0.8, [single] * config.parallel.world_size, 32, RefitPlan())
 
     def find(layout: str) -> Any:
         ray.get(group.lay_out.remote(layout), timeout=WAIT_S)

@@ -28,6 +28,8 @@ def micro_batch() -> MicroBatch:
         token_mask=torch.ones(B, T, dtype=torch.bool),
         sample_mask=torch.ones(B, T),
         totals=torch.ones(2),
+        temperature=torch.ones(1),
+        loss_scale=torch.ones(1),
         rows=tuple(range(B)),
         lengths=(T,) * B,
     )

@@ -28,6 +28,32 @@ thread = threading.Thread(target=use)  # a compiled graph calls on a thread of i
 thread.start(); thread.join()
 assert len(done) == 2
 """
+FUSED = """
+import sys, types, torch
+from importlib.machinery import ModuleSpec
+class Installed:
+    # Transformer Engine, as far as Megatron looks at it when it is imported: every name is there.
+    def find_spec(self, name, path, target=None):
+        return ModuleSpec(name, self, is_package=True) if name.split(".")[0] == "transformer_engine" else None
+    def create_module(self, spec):
+        return types.ModuleType(spec.name)
+    def exec_module(self, module):
+        module.__version__ = "1.0"
+        module.__getattr__ = named
+class Named(type):
+    def __getattr__(cls, name):
+        return named(name)
+def named(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return Named(name, (), {"__module__": "transformer_engine"})
+sys.meta_path.insert(0, Installed())
+from actors.policy import device as devices
+with devices.runtime(torch.device("cpu")):
+    from megatron.core import optimizer
+    from megatron.core.optimizer import clip_grads
+print(clip_grads.l2_norm_impl.__name__, clip_grads.multi_tensor_scale_impl.__name__, optimizer.Adam.__module__)
+"""
 ALONE = """
 import sys, torch
 from actors.policy import device as devices
@@ -53,6 +79,12 @@ def test_waiting_for_the_others_ends_with_an_error_that_names_them(rank: int, tm
     result = run(ALONE, str(rank), address)
     assert result.returncode == 1
     assert f"PeerLostError: policy worker {rank} of 2 did not meet the others at {address} within 2 s" in result.stderr
+
+
+def test_on_a_cpu_gradients_stay_away_from_kernels_for_gpus() -> None:
+    """Also where Transformer Engine is installed, and the process sees a GPU."""
+    done = run(FUSED)
+    assert done.stdout.split() == ["local_multi_tensor_l2_norm", "local_multi_tensor_scale", "torch.optim.adamw"], done.stderr
 
 
 def test_choose() -> None:

@@ -12,6 +12,7 @@ import ray
 
 from actors.policy.executors import CompiledExecutor, PlainExecutor, Request, build_executor
 from actors.waiting import ActorGoneError, ActorTimeoutError
+from configs import settings
 from configs.compiled_graph import CompiledGraphConfig
 from tests.patience import WAIT_S
 
@@ -189,7 +190,7 @@ class Uncompilable:
     """No `execute`: a graph cannot be built over it."""
 
 
-def test_the_fall_back_says_why() -> None:
+def test_the_fall_back_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = ray.remote(num_cpus=0)(Uncompilable).remote()
     executor, line = build_executor([{"worker-0-0": worker}], WAIT_S, CompiledGraphConfig())
     assert not executor.compiled
@@ -197,6 +198,14 @@ def test_the_fall_back_says_why() -> None:
     executor, line = build_executor([{"worker-0-0": worker}], WAIT_S, CompiledGraphConfig(enabled=False))
     assert not executor.compiled
     assert "policy.compiled_graph.enabled is false" in line
+    for cores, begins in (
+        (7, "plain actor calls (between nodes a compiled graph takes a core per process, and there are 7)"),
+        (8, "WARNING"),
+    ):
+        monkeypatch.setattr(settings, "cpu_count", lambda cores=cores: cores)
+        executor, line = build_executor([{"worker-0-0": worker}], WAIT_S, CompiledGraphConfig(), one_node=False)
+        assert not executor.compiled
+        assert line.startswith(begins)
     ray.kill(worker)
 
 

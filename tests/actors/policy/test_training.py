@@ -10,7 +10,7 @@ from tests.actors.policy import reference, tiny
 from tests.actors.policy.conftest import GRPO, LAYOUTS, OPTIMIZER
 from tests.actors.policy.test_parity import stored
 
-TEMPERATURE = 0.8
+TEMPERATURE = 0.8  # of the rollouts, and so of GRPO; supervised steps have none
 
 
 def hf_training(path: Path, objective: str) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
@@ -20,7 +20,7 @@ def hf_training(path: Path, objective: str) -> tuple[dict[str, torch.Tensor], li
     optimizer = reference.adamw(model, **OPTIMIZER)
 
     def all_logprobs() -> list[torch.Tensor]:
-        return [reference.logprobs(model, ids, TEMPERATURE) for ids in columns["input_ids"]]
+        return [reference.logprobs(model, ids, 1.0 if objective == "sft" else TEMPERATURE) for ids in columns["input_ids"]]
 
     old = [row.detach() for row in all_logprobs()]
     loss_options = GRPO["loss"]
@@ -61,7 +61,7 @@ def test_three_steps_equal_transformers_with_torch_adamw(results: Any, models: d
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", ["sft", "grpo", "corrected"])
+@pytest.mark.parametrize("job", ["sft", "grpo", "corrected", "mixture", "distilled", "dpo"])
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "TP1"])
 def test_a_layout_changes_nothing(results: Any, layout: str, job: str) -> None:
     one, many = results("TP1")[job][0], results(layout)[job]
@@ -88,8 +88,9 @@ def test_the_same_seed_gives_the_same_bits(results: Any) -> None:
 
 
 @pytest.mark.slow
-def test_warming_up_changes_nothing(results: Any) -> None:
-    cold, warmed = results("TP1")["sft"][0], results("TP1")["sft-warmed"][0]
+@pytest.mark.parametrize(("cold", "warmed"), [("sft", "sft-warmed"), ("bfloat16-cold", "bfloat16-warmed")])
+def test_warming_up_changes_nothing(cold: Any, warmed: Any, results: Any) -> None:
+    cold, warmed = results("TP1")[cold][0], results("TP1")[warmed][0]
     assert warmed["metrics"] == cold["metrics"]
     for name, tensor in cold["weights"].items():
         assert torch.equal(tensor, warmed["weights"][name]), name

@@ -18,7 +18,7 @@ rank, address = int(sys.argv[1]), sys.argv[2]
 torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
 for dtype, tolerance in ((torch.float32, 2e-6), (torch.bfloat16, 1e-2)):
     torch.manual_seed(0)
-    width, total, temperature = 4100, 8191, 0.7
+    width, total, temperature = 4100, 8191, torch.tensor([0.7])
     logits = (6 * torch.randn(3, 2, 2 * width)).to(dtype)
     logits[..., total:] = 99.0  # padding would win every softmax
     targets, upstream = torch.randint(0, total, (3, 2)), torch.randn(3, 2)
@@ -34,8 +34,41 @@ for dtype, tolerance in ((torch.float32, 2e-6), (torch.bfloat16, 1e-2)):
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(our_entropy, entropy, atol=1e-5, rtol=1e-5)
     (ours * upstream).sum().backward(retain_graph=True)
+    # The plain path over the same halves, and the entropy's gradient on both.
+    pull = torch.randn(3, 2)
+    both = logits.detach().float().clone().requires_grad_()
+    found, entropy = vocab_logprobs(both / temperature, targets, VocabShard(0, 2 * width, total), entropy_gradient=True)
+    (found * upstream + entropy * pull).sum().backward()
+    distribution = (logits.detach()[..., :total].float() / temperature).requires_grad_()
+    log_p = distribution.log_softmax(-1)
+    chosen = log_p.gather(-1, targets[..., None])[..., 0]
+    (chosen * upstream - (log_p.exp() * log_p).sum(-1) * pull).sum().backward()
+    torch.testing.assert_close(both.grad[..., :total], distribution.grad / temperature, atol=1e-5, rtol=1e-5)
+    half = both.detach()[..., columns].requires_grad_()
+    found, entropy = vocab_logprobs(half / temperature, targets, shard, entropy_gradient=True)
+    (found * upstream + entropy * pull).sum().backward()
+    torch.testing.assert_close(half.grad, both.grad[..., columns], atol=1e-5, rtol=1e-5)
+    fused = logits[..., columns].detach().clone().requires_grad_()
+    found, entropy = fused_vocab_logprobs(fused * 1, targets, temperature, shard, entropy_gradient=True)
+    (found * upstream + entropy * pull).sum().backward()
+    torch.testing.assert_close(fused.grad.float(), both.grad[..., columns], atol=tolerance, rtol=tolerance)
+    assert not fused.grad[..., total - rank * width :].any()
     torch.testing.assert_close(mine.grad.float(), whole.grad[..., columns], atol=tolerance, rtol=tolerance)
     assert not mine.grad[..., total - rank * width :].any()
+    # Several targets in a place, the last ones different from each other: the first may be one of them.
+    several = torch.cat((targets[..., None], torch.rand(3, 2, total).argsort(-1)[..., :150]), dim=-1)
+    several[1, 1, 7] = several[1, 1, 0]
+    factor = torch.randn(several.shape)
+    plain = logits.detach().float().clone().requires_grad_()
+    expected_several, entropy = vocab_logprobs(plain / temperature, several, VocabShard(0, 2 * width, total), entropy_gradient=True)
+    ((expected_several * factor).sum() + (entropy * pull).sum()).backward()
+    fused = logits[..., columns].detach().clone().requires_grad_()
+    found, entropy = fused_vocab_logprobs(fused * 1, several, temperature, shard, entropy_gradient=True)
+    torch.testing.assert_close(found, expected_several, atol=1e-5, rtol=1e-5)
+    ((found * factor).sum() + (entropy * pull).sum()).backward()
+    torch.testing.assert_close(fused.grad.float(), plain.grad[..., columns], atol=5 * tolerance, rtol=tolerance)
+    at = several.clamp(columns.start, columns.stop - 1) - columns.start  # rounded once: the bits of the exact gradient
+    torch.testing.assert_close(fused.grad.gather(-1, at), plain.grad[..., columns].gather(-1, at).to(dtype), atol=2e-5, rtol=tolerance)
     try:
         ours.sum().backward()
     except RuntimeError as error:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from actors.data_plane.in_memory import MemoryPlane
 from actors.data_plane.meta import KVBatchMeta
 from actors.data_plane.sharding import plan_batch
-from actors.policy.batch import BASE
+from actors.policy.batch import BASE, CANDIDATES
 from actors.policy.executors import Request
 from actors.policy.objectives.grpo import Grpo
 from actors.policy.warm_up import PARTITION, warm_up
@@ -70,3 +71,20 @@ def test_a_token_budget_is_filled(mode: str) -> None:
 def test_sizes_that_do_not_fit_are_refused(options: dict[str, int], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         run_with(compiled_graph=options, parallel={"data": 2})
+
+
+def test_every_teacher_passes_first_and_leaves_what_training_reads() -> None:
+    teacher = {"path": "one", "sources": {"words": "two"}, "top_k": 3}
+    config, plane, seen = PolicyConfig.model_validate({"teacher": teacher, "loss": {"kl_coef": 1}}), MemoryPlane(), []
+
+    def run(request: Request, meta: KVBatchMeta) -> None:
+        seen.append((request.method, {tag["source"] for tag in meta.tags if "source" in tag}))
+        if request.method == "logprob" and request.arguments[1]:
+            plane.put(meta, {name: [torch.zeros(length, 3) for length in meta.sequence_lengths] for name in CANDIDATES}, overwrite=True)
+        else:
+            plane.get(meta, (*BASE, *Grpo(config).columns))
+
+    seconds = warm_up(config, plane, LONGEST, run)
+    assert seen == [("logprob", {""}), ("logprob", {"words"}), ("logprob", set()), ("warm_up", set())]
+    assert list(seconds) == ["ref_logprob", "ref_logprob words", "logprob", "train"]
+    assert plane.samples(PARTITION) == 0

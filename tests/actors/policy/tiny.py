@@ -51,7 +51,7 @@ def write_model(directory: Path, kind: str, *, tied: bool, vocab: int = 96, shar
 
 
 def batch(seed: int, vocab: int, rows: int = 6, longest: int = 8) -> tuple[KVBatchMeta, dict[str, list[torch.Tensor]]]:
-    """Rows of different lengths with every column of a GRPO step but the log-probabilities of policy and reference.
+    """Rows of different lengths, of two sources and in pairs, with every column of a GRPO step but policy_logprobs and reference_logprobs.
 
     Prompts have 2 to 7 tokens, responses 3 to `longest`.
     """
@@ -79,6 +79,15 @@ def batch(seed: int, vocab: int, rows: int = 6, longest: int = 8) -> tuple[KVBat
         task_name="test",
         keys=tuple(f"k{row}" for row in range(rows)),
         sequence_lengths=tuple(lengths),
-        tags=tuple({"response_length": length - prompt} for length, prompt in zip(lengths, prompts, strict=True)),
+        tags=tuple(
+            {
+                "response_length": length - prompt,
+                "source": "ab"[row % 2],
+                "reward": float(row % 3 == 0),
+                "pair": row // 2,
+                "chosen": row % 2 == 0,
+            }
+            for row, (length, prompt) in enumerate(zip(lengths, prompts, strict=True))
+        ),
     )
     return meta, columns

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vllm.distributed.weight_transfer.packed_tensor import pack_tensors, unpack_tensor
 
-from actors import rendezvous
 from actors.generation.engine import Engine
 from actors.generation.types import EngineFailedError, GenerationRequest, RequestError, UpdateOptions, WeightUpdate
 from actors.generation.versions import TokenVersions
@@ -21,7 +20,6 @@ from actors.refit.manifest import Manifest, WeightLayout, WeightMismatchError
 from actors.refit.nccl import Nccl, broadcast_bytes, broadcast_pieces
 from actors.refit.transport import RefitPlan, Transfer
 from configs.rollout import GenerationConfig
-from tests.patience import WAIT_S
 
 WEIGHTS = {"a": torch.zeros(2, 3), "b": torch.zeros(4), "c": torch.zeros(5)}
 MANIFEST = Manifest.of(WEIGHTS.items())
@@ -137,6 +135,13 @@ def test_an_engine_without_weights_wants_a_refit_first() -> None:
     assert loads.said == ["sleep 2", "start"]
 
 
+def test_before_the_first_refit_an_engine_sleeps_with_its_weights() -> None:
+    made, loads = engine("nccl", sleep_level=2)
+    made.sleep(keep_weights=True)
+    made.submit("client", [GenerationRequest("r", [1], 1, 1.0, 1.0, 0)])
+    assert loads.said == ["sleep 1", "wake up", "start"]
+
+
 def test_an_engine_that_was_not_built_to_sleep_says_so() -> None:
     with pytest.raises(RuntimeError, match="sleep_level is 0"):
         engine()[0].sleep()
@@ -201,20 +206,12 @@ def test_the_broadcast_is_joined_anew_when_an_engine_was_started_again(monkeypat
     assert joined == [before, after]
 
 
-@pytest.mark.parametrize("one_machine", [True, False])
-def test_vllms_group_meets_where_the_policy_says(one_machine: bool) -> None:
-    """NCCL's id goes from rank 0 to the others through such a store. NCCL itself needs GPUs (tests/gpu/test_refit.py)."""
-    from vllm.distributed.utils import StatelessProcessGroup
+def test_an_engine_joins_by_the_policys_invitation() -> None:
+    """NCCL's id travels as an argument of a Ray call: there is no store to write into. NCCL itself needs GPUs (tests/gpu/test_refit.py)."""
+    from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
 
-    place = rendezvous.announce(one_machine)
+    invitation, other = (Nccl(5.0).invite(SimpleNamespace(call_on_device=lambda call: call())) for _ in range(2))
+    assert invitation != other
     engine: Any = Nccl.vllm_engine()
-    info = engine.init_info_cls(**{"place": place, "world_size": 2, "timeout_s": 20.0, "rank_offset": 1})
-
-    def join(rank: int) -> Any:
-        return StatelessProcessGroup(rank, 2, rendezvous.store(info.place, rank, info.world_size, info.timeout_s))
-
-    with ThreadPoolExecutor() as pool:
-        joining = pool.submit(join, info.rank_offset)
-        first, second = join(0), joining.result(timeout=WAIT_S)  # rank 0's store lives as long as its group
-        assert first.broadcast_obj(b"id", src=0) == b"id"
-        assert second.broadcast_obj(None, src=0) == b"id"
+    info = engine.init_info_cls(**{"invitation": invitation, "world_size": 2, "rank_offset": 1})
+    assert bytes(NCCLLibrary().unique_id_from_bytes(info.invitation).internal) == invitation

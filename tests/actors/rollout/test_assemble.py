@@ -39,10 +39,11 @@ def test_what_the_environment_says_between_two_turns_is_context() -> None:
     assert len(row) == 5
 
 
-def rows_of(uid: str, prompt: list[int], results: list[GenerationResult], verdicts: list[Verdict]) -> Any:
+def rows_of(uid: str, prompt: list[int], results: list[GenerationResult], verdicts: list[Verdict], filtering: bool = False) -> Any:
     trajectories = [Trajectory.single_turn(prompt, result) for result in results]
     place = Admitted(uid, tuple(mint_key(4, uid, row) for row in range(len(results))), 4, None)
-    return group_rows("train", place, trajectories, [result.finish_reason == "length" for result in results], verdicts)
+    cut = [result.finish_reason == "length" for result in results]
+    return group_rows("train", place, trajectories, cut, verdicts, overlong_filtering=filtering)
 
 
 def test_a_group_s_rows_carry_uid_versions_and_reward_in_tags() -> None:
@@ -62,6 +63,7 @@ def test_a_group_s_rows_carry_uid_versions_and_reward_in_tags() -> None:
             "weight_versions": 2,
             "reward": 1.0,
             "dropped": False,
+            "masked": False,
             "response_length": 3,
             "truncated": False,
         },
@@ -72,6 +74,7 @@ def test_a_group_s_rows_carry_uid_versions_and_reward_in_tags() -> None:
             "weight_versions": 1,
             "reward": 0.0,
             "dropped": False,
+            "masked": False,
             "response_length": 2,
             "truncated": True,
         },
@@ -93,3 +96,13 @@ def test_a_dropped_response_keeps_its_row_and_counts_for_nothing() -> None:
     meta, columns = rows_of("u", [7], results, verdicts)
     assert [mask.item() for mask in columns["sample_mask"]] == [0, 0, 0]
     assert all(tag["dropped"] for tag in meta.tags)
+
+
+def test_overlong_filtering_masks_what_was_cut_off_and_leaves_it_in_its_group() -> None:
+    results = [GenerationResult(f"u/{row}", [1, 2], [-1.0, -1.0], why, ((4, 2),)) for row, why in enumerate(["stop", "length", "length"])]
+    verdicts = [Verdict(1.0, "scored", True), Verdict(0.0, "scored", False), Verdict(0.0, "timed_out", False, "sample")]
+    for filtering, masks in (False, [1, 1, 0]), (True, [1, 0, 0]):
+        meta, columns = rows_of("u", [7], results, verdicts, filtering)
+        assert [mask.item() for mask in columns["sample_mask"]] == masks
+        assert [tag["masked"] for tag in meta.tags] == [mask == 0 for mask in masks]
+        assert [tag["dropped"] for tag in meta.tags] == [False, False, True]

@@ -19,7 +19,7 @@ from actors.environments.base import Problem, Split
 from actors.environments.rewards.base import Response
 from actors.environments.scoring.verdict import Part, Verdict
 from actors.generation.types import GenerationResult
-from actors.rollout.cut import FILE, RESPONSES, ROWS, RolloutState, load_rollout, load_rows, save_rollout, stored_rows
+from actors.rollout.cut import FILE, RESPONSES, ROWS, RolloutState, Unreported, load_rollout, load_rows, save_rollout, stored_rows
 from actors.rollout.in_flight import PromptGroup, request_id
 from actors.rollout.ledger import Ledger
 from actors.rollout.prompts import LEVEL, DrawnPrompt, PromptStream
@@ -112,7 +112,8 @@ def state_of(stream: PromptStream) -> RolloutState:
     sample = Sample.of(problems[uids[3]], Response("text", 3, True), verdict, 4)
     begun = {uids[0]: None, uids[1]: None, uids[2]: None, uids[3]: Finished(problems[uids[3]], (verdict, verdict), sample)}
     drawn = tuple(DrawnPrompt(uid, problems[uid], [9, 8]) for uid in uids[4:])
-    return RolloutState(ledger.state(), stream.state(), drawn, (groups[0], groups[1]), (groups[2],), begun)
+    unreported = Unreported(verdicts=(verdict,), samples=(sample,), slowest=(sample.slow,), tokens=3)
+    return RolloutState(ledger.state(), stream.state(), drawn, (groups[0], groups[1]), (groups[2],), begun, unreported)
 
 
 def values(problem: Problem) -> Any:

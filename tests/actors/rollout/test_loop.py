@@ -99,7 +99,7 @@ class Pool:
     def __init__(self, seed: int, dies_at: int | None = None) -> None:
         self._luck, self._dies_at = random.Random(seed), dies_at
         self.submitted: list[list[str]] = []
-        self.sleeps = self.version = 0
+        self.version = 0
         self._waiting: list[GenerationRequest] = []
         self.alive, self.restarts = ["engine-0"], 0
 
@@ -119,9 +119,6 @@ class Pool:
 
     def abort(self, request_ids: Sequence[str]) -> None:
         self._waiting = [one for one in self._waiting if one.request_id not in request_ids]
-
-    def sleep(self) -> None:
-        self.sleeps += 1
 
     def news(self) -> tuple[list[Change], list[str]]:
         return [], []
@@ -174,11 +171,10 @@ class Rig:
             rollout=RolloutConfig(prompts_per_step=STEP, responses_per_prompt=ROWS),
             seed=0,
             pool=stand_ins[1],
-            scoring=Scoring(self._scorer, stand_ins[2], plane(), "train", WAIT_S, replaces=ahead),
+            scoring=Scoring(self._scorer, stand_ins[2], plane(), "train", WAIT_S, replaces=ahead, overlong_filtering=False),
             ledger=self.ledger,
             at_once=STEP,
             ahead=ahead,
-            sleeps=not ahead,
             shown=2,
             resumed=resumed,
         )
@@ -197,8 +193,8 @@ class Rig:
         self.pool.version = version
         self.call("set_version", version)
 
-    def claim(self) -> Any:
-        reply: ClaimReply = self.call("claim", STEP, 30.0)
+    def claim(self, groups: int = STEP) -> Any:
+        reply: ClaimReply = self.call("claim", groups, 30.0)
         assert reply.claim is not None
         return reply.claim
 
@@ -243,12 +239,45 @@ def test_a_synchronous_step_is_drawn_submitted_and_served_as_one(rig: Callable[.
     assert (progress.ended, progress.error) == (True, "EngineDiedError: engine-0 died")
     submitted = [sorted({request.split("/")[0] for request in batch}, key=int) for batch in here.pool.submitted]
     assert submitted == [[str(step * STEP + row) for row in range(STEP)] for step in range(5)]
-    assert here.pool.sleeps >= 4
     events = here.stream.events
     for step in range(4):
         observed = [events.index(f"observe {step * STEP + row}") for row in range(STEP)]
         assert observed == sorted(observed)
         assert observed[-1] < events.index(f"draw {(step + 1) * STEP}")
+
+
+def test_groups_that_a_synchronous_step_does_not_want_are_replaced_the_same_way_in_every_run(
+    rig: Callable[..., Rig], tmp_path: Path
+) -> None:
+    """Under the same weights, in one submission; what was drawn for that and is left over comes next, also after a resume."""
+
+    def steps(here: Rig, versions: range) -> list[str]:
+        uids: list[str] = []
+        for version in versions:
+            here.announce(version)
+            first = here.claim()
+            here.call("drop", first.uids[:2], "zero_variance")
+            second = here.claim(2)
+            here.call("drop", second.uids[1:], "zero_variance")
+            third = here.claim(1)
+            claims = (first, second, third)
+            assert {tag["weight_version"] for claim in claims for tag in claim.meta.tags} == {version}
+            uids += [uid for claim in claims for uid in claim.uids]
+            here.call("trained", [*first.uids[2:], *second.uids[:1], *third.uids])
+        return uids
+
+    whole, here = rig(Pool(seed=1)), rig(Pool(seed=2))
+    undisturbed, before = steps(whole, range(4)), steps(here, range(2))
+    state = here.cut(tmp_path)
+    assert (state.flying, state.scoring, state.begun) == ((), (), {})
+    assert state.drawn
+    there = rig(Pool(seed=3), resumes=tmp_path)
+    assert undisturbed == [str(number) for number in range(4 * 6)]
+    assert before + steps(there, range(2, 4)) == undisturbed
+    assert [len(batch) // ROWS for batch in whole.pool.submitted[:12]] == [3, 2, 1] * 4
+    assert here.pool.submitted[:6] + there.pool.submitted[:6] == whole.pool.submitted[:12]
+    numbers = {event: here.stream.events.index(event) for event in here.stream.events}
+    assert numbers["observe 4"] < numbers["draw 6"]  # the curriculum knows of a batch before the next is drawn
 
 
 def test_ahead_a_dropped_group_is_replaced(rig: Callable[..., Rig]) -> None:
@@ -307,6 +336,7 @@ def test_an_asynchronous_run_goes_on_in_the_midst_of_everything(rig: Callable[..
         here = there
     here.announce(next(versions))
     final = here.loop.cut(9, WAIT_S)
+    check_unreported(final)
     assert final.ledger["counts"]["failed"] == 1
     assert not any(name.startswith("evicted") for name in final.ledger["counts"])
     held = {group["uid"] for group in final.ledger["groups"]} | {drawn.uid for drawn in final.drawn}
@@ -340,6 +370,18 @@ def check_resumed(there: Rig, state: RolloutState, seeds: dict[str, int]) -> Non
     assert {name: seed for name, seed in asked.items() if name in lacking} == {name: seeds.get(name, asked[name]) for name in lacking}
     seen = [int(event.split()[1]) for event in there.stream.events if event.startswith("observe")]
     assert seen == list(range(int(next(iter(state.begun))), seen[-1] + 1))
+
+
+def check_unreported(state: RolloutState) -> None:
+    """Nobody asked for a report: each group is in the next one, once, whichever life it was finished in."""
+    seen = [str(number) for number in range(min(map(int, state.begun)))]
+    assert [sample.uid for sample in state.unreported.samples] == seen[:2]
+    assert len(state.unreported.verdicts) == ROWS * len(seen)
+    unfinished = {group.uid: group for group in (*state.flying, *state.scoring)}
+    finished = [str(number) for number in range(state.stream["position"] - len(state.drawn)) if str(number) not in unfinished]
+    seeds = [seeded_request(0, request_id(uid, row), [], 1, 1.0, 1.0).seed for uid in finished for row in range(ROWS)]
+    held = [len(result.token_ids) for group in unfinished.values() for result in group.results.values()]
+    assert state.unreported.tokens == sum(map(length, seeds)) + sum(held)
 
 
 def test_a_cut_says_why_there_is_none(rig: Callable[..., Rig]) -> None:

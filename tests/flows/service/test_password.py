@@ -86,10 +86,13 @@ def test_down_stops_what_it_started_also_without_the_password(locked: str, tmp_p
 def test_a_server_of_a_runs_own_asks_for_it_and_the_run_has_it(tmp_path: Path) -> None:
     """`PREFECT_SERVER_API_AUTH_STRING` alone is enough, as of `make up`: our processes are clients with the same password."""
     code = (
-        "from flows.service.server import prefect_server\n"
+        "from flows.service import server\n"
+        "server.begin()\n"  # as a command does
         "import httpx, prefect\n"
         "from prefect.client.orchestration import get_client\n"
-        "with prefect_server() as url, get_client(sync_client=True) as client:\n"
+        "(_, begun), = server._ahead\n"
+        "with server.prefect_server() as url, get_client(sync_client=True) as client:\n"
+        "    assert url == begun\n"
         "    assert client.read_work_pools() == []\n"
         "    assert httpx.get(f'{url}/api/admin/version').status_code == 401\n"
     )

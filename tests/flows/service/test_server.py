@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
+from configs import settings
 from configs.base import ConfigError
 from flows.service import server
+from tests.conftest import ROOT
+from tests.patience import WAIT_S
 
 
 class Healthy(http.server.BaseHTTPRequestHandler):
@@ -70,3 +75,11 @@ def test_a_configured_server_that_does_not_answer_is_named() -> None:
 def test_an_address_of_another_machine() -> None:
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.200"):
         server.free_port(0, "192.0.2.200")
+
+
+def test_a_server_that_was_begun_for_nothing_ends_with_its_command(tmp_path: Path) -> None:
+    code = "from flows.service import server\nserver.begin()\n(process, _), = server._ahead\nprint(process.pid)"
+    environment = settings.child_environment(PREFECT_API_URL="", PREFECT_HOME=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True, capture_output=True, timeout=WAIT_S)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(int(done.stdout)).wait(WAIT_S)

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.reporting.metrics import MetricsWriter
 from tasks.reporting.run_dir import RunDirectory
-from tasks.reporting.samples import SamplesWriter
 from tasks.reporting.slowest import SlowestWriter
 from tasks.reporting.summary import Summary
+from tasks.reporting.trackers.run_trackers import RunTrackers
 
 STAGES = {"rollout": 1.0, "logprob": 0.25, "ref_logprob": 0.25, "advantage": 0.01, "train": 0.75, "refit": 0.05}
 
@@ -107,8 +106,8 @@ def write_sft_run(output_dir: Path, steps: int = 4) -> RunDirectory:
     """A finished `sft` run, validated before, after two steps and at the end."""
     directory = RunDirectory.create(output_dir, "taught")
     directory.config.write_text("flow: sft\n")
-    with MetricsWriter(directory) as metrics:
-        metrics.write(0, {"loss/validation": 5.25, "time/validate": 0.5})
+    with RunTrackers(directory) as run:
+        run.metrics(0, {"loss/validation": 5.25, "time/validate": 0.5})
         for step in range(1, steps + 1):
             values = {
                 "loss": 5.0 / step,
@@ -118,9 +117,9 @@ def write_sft_run(output_dir: Path, steps: int = 4) -> RunDirectory:
                 "tflops": 0.02,
                 "tflops_per_worker": 0.0125,
             }
-            metrics.write(step, values | {"time/batch": 0.25, "time/train": 2.0, "time/step": 2.5})
-        metrics.write(2, {"loss/validation": 1.25, "time/validate": 0.5, "time/checkpoint": 0.25})
-        metrics.write(steps, {"loss/validation": 1.5, "time/validate": 0.5})
+            run.metrics(step, values | {"time/batch": 0.25, "time/train": 2.0, "time/step": 2.5})
+        run.metrics(2, {"loss/validation": 1.25, "time/validate": 0.5, "time/checkpoint": 0.25})
+        run.metrics(steps, {"loss/validation": 1.5, "time/validate": 0.5})
     sft_summary(steps=steps).write(directory)
     return directory
 
@@ -129,14 +128,14 @@ def write_run(output_dir: Path, steps: int = 4, question: str = "1 + 2 = ?", sai
     """A finished run: validation before and after, `steps` steps in between, summary and configuration."""
     directory = RunDirectory.create(output_dir, "tiny")
     directory.config.write_text("name: tiny\nsteps: 4\n")
-    with MetricsWriter(directory) as metrics, SamplesWriter(directory) as samples:
-        metrics.write(0, {"accuracy/validation": 0.125, "reward/validation": 0.25, "time/validate": 0.5})
-        samples.write(0, "before", [Said(question, said, "3", 0.0)])
+    with RunTrackers(directory) as run:
+        run.metrics(0, {"accuracy/validation": 0.125, "reward/validation": 0.25, "time/validate": 0.5})
+        run.samples(0, "before", [Said(question, said, "3", 0.0)])
         for step in range(1, steps + 1):
-            metrics.write(step, step_metrics(step))
-            samples.write(step, "train", [Said(question, f"sampled at {step}", "3", 1.0, step)])
-        metrics.write(steps, {"accuracy/validation": 0.875, "reward/validation": 0.75, "time/validate": 0.5})
-        samples.write(steps, "after", [Said(question, "3", "3", 1.0, steps)])
+            run.metrics(step, step_metrics(step))
+            run.samples(step, "train", [Said(question, f"sampled at {step}", "3", 1.0, step)])
+        run.metrics(steps, {"accuracy/validation": 0.875, "reward/validation": 0.75, "time/validate": 0.5})
+        run.samples(steps, "after", [Said(question, "3", "3", 1.0, steps)])
     summary(steps=steps).write(directory)
     return directory
 
@@ -173,23 +172,19 @@ def write_scored_run(
     directory = RunDirectory.create(output_dir, "scored")
     directory.config.write_text("name: scored\n")
     values: dict[str, float | None] = {"math": 1.0, "length": -0.5}
-    with MetricsWriter(directory) as metrics, SamplesWriter(directory) as samples, SlowestWriter(directory) as slowest:
+    with RunTrackers(directory) as run, SlowestWriter(directory) as slowest:
         for step in range(steps + 1):
             if step in (0, steps):
                 share = 0.25 + 0.5 * bool(step)
-                metrics.write(
-                    step, validation_metrics("validation", share, ("arithmetic", "text")) | validation_metrics("gsm8k", share / 2)
-                )
-                samples.write(
-                    step, "after" if step else "before", [Said("p", said, "3", 0.5, step, uid, rewards=values, truncated=not step)]
-                )
+                run.metrics(step, validation_metrics("validation", share, ("arithmetic", "text")) | validation_metrics("gsm8k", share / 2))
+                run.samples(step, "after" if step else "before", [Said("p", said, "3", 0.5, step, uid, rewards=values, truncated=not step)])
             if step:
                 scoring = {"math/mean": step / 8, "math/timed_out": 0.125, "math/failed": 0.0, "math/no_opinion": 0.0}
                 scoring |= {"length/mean": -step / 8, "length/timed_out": 0.0, "length/failed": 0.0625, "length/no_opinion": 0.25}
                 found = {f"rewards/{name}": value for name, value in scoring.items()}
                 found |= {"scoring/timed_out": 0.125, "scoring/failed": 0.0625, "scoring/dropped": 0.0, "scoring/slowest_s": 10.0 + step}
-                metrics.write(step, step_metrics(step) | found)
-                samples.write(step, "train", [Said("p", said, "3", 0.0, step, uid, outcome="timed_out", error=error, rewards=values)])
+                run.metrics(step, step_metrics(step) | found)
+                run.samples(step, "train", [Said("p", said, "3", 0.0, step, uid, outcome="timed_out", error=error, rewards=values)])
                 slowest.write(step, "train", [Slow(uid, "math", 10.0 + step, "timed_out", error), Slow("gsm8k:2", "length", 0.5)])
     summary(name="scored", accuracy_before=0.25, accuracy_after=0.75, sets=SETS, timed_out=0.125, failed=0.0625).write(directory)
     return directory

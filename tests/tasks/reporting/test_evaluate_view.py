@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.reporting.html import render_report
-from tasks.reporting.run_dir import RunDirectory
+from tasks.reporting.run_dir import RunDirectory, point_latest
 from tasks.reporting.summary import Summary, render_summary_text
 
 
@@ -56,5 +56,6 @@ def test_report_of_a_model_alone() -> None:
 
 def test_latest_stays_with_the_newest_model(tmp_path: Path) -> None:
     trained = RunDirectory.create(tmp_path, "trained")
-    assert RunDirectory.create(tmp_path, "measured", latest=False).root.is_dir()
+    point_latest(trained)
+    assert RunDirectory.create(tmp_path, "measured").root.is_dir()
     assert (tmp_path / "latest").resolve() == trained.root

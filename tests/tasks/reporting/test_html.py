@@ -1,16 +1,17 @@
+import json
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from tasks.reporting.html import write_report
-from tasks.reporting.metrics import MetricsWriter
 from tasks.reporting.run_dir import RunDirectory
-from tasks.reporting.samples import SamplesWriter
+from tasks.reporting.trackers.run_trackers import RunTrackers
 from tests.tasks.reporting.runs import Said, summary, write_run, write_sft_run
 
-VOID = {"meta", "col", "br"}
+VOID = {"meta", "col", "br", "input"}
 
 
 class Page(HTMLParser):
@@ -37,7 +38,7 @@ class Page(HTMLParser):
         self.text += " "
 
     def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] != "style":
+        if self.open and self.open[-1] not in ("style", "script"):
             self.text += data
 
 
@@ -62,7 +63,8 @@ def test_a_whole_run(tmp_path: Path) -> None:
 def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
     directory = write_run(tmp_path)
     report = page(directory)
-    assert not {tag for tag, _ in report.tags} & {"script", "link", "iframe", "img", "object", "embed", "base"}
+    assert not {tag for tag, _ in report.tags} & {"link", "iframe", "img", "object", "embed", "base"}
+    assert [attributes for tag, attributes in report.tags if tag == "script"] == [{"type": "application/json", "id": "data"}, {}]
     assert not [attributes for _, attributes in report.tags if {"src", "href", "onclick", "onload"} & set(attributes)]
     assert not re.search(r"https?:|url\(|@import", directory.report.read_text())
 
@@ -71,11 +73,12 @@ def test_what_the_model_says_is_text_and_never_markup(tmp_path: Path) -> None:
     attack = '</td><script>alert("1")</script><img src=x onerror=alert(1)>{{ 7 * 7 }}&amp;'
     directory = write_run(tmp_path, question=attack, said=attack)
     directory.config.write_text(f"name: {attack}\n")
-    with MetricsWriter(directory) as metrics:
-        metrics.write(4, {f"time/{attack}": 1.0, attack: float("nan")})
+    with RunTrackers(directory) as run:
+        run.metrics(4, {f"time/{attack}": 1.0, attack: float("nan")})
     summary(name=attack, recipe=attack, error=attack, seconds_per_stage={attack: 1.0}).write(directory)
     report = page(directory)
-    assert not {tag for tag, _ in report.tags} & {"script", "img"}
+    assert not {tag for tag, _ in report.tags} & {"img"}
+    assert sum(tag == "script" for tag, _ in report.tags) == 2
     assert report.text.count(attack) >= 8  # as it was said, wherever it is shown
 
 
@@ -89,16 +92,16 @@ def test_a_run_that_failed_before_anything(tmp_path: Path) -> None:
     assert "Failed: EngineDiedError: vllm-0" in text
     assert text.count("No values were recorded.") == 6
     assert "The run ended before its first validation." in text
-    with MetricsWriter(directory), SamplesWriter(directory):
+    with RunTrackers(directory):
         pass  # the files exist, empty: how a run that failed in its first step leaves them
     assert " ".join(page(directory).text.split()) == text
 
 
 def test_a_run_that_failed_after_its_first_validation(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path, "tiny")
-    with MetricsWriter(directory) as metrics, SamplesWriter(directory) as samples:
-        metrics.write(0, {"accuracy/validation": 0.0, "reward/validation": 0.0})
-        samples.write(0, "before", [Said("p", "r", "a", 0.0)])
+    with RunTrackers(directory) as run:
+        run.metrics(0, {"accuracy/validation": 0.0, "reward/validation": 0.0})
+        run.samples(0, "before", [Said("p", "r", "a", 0.0)])
     summary(status="cancelled", steps=0).write(directory)
     assert "before (step 0) after p a r 0.000 –" in " ".join(page(directory).text.split())
 
@@ -115,10 +118,10 @@ def test_many_steps_stay_small(tmp_path: Path) -> None:
 
 def test_the_latest_validation_stands_for_after(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path, "tiny")
-    with SamplesWriter(directory) as samples:
-        samples.write(0, "before", [Said("same", "r1", "a", 0.0), Said("same", "r2", "a", 0.0), Said("gone", "r3", "a", 0.0)])
-        samples.write(10, "validation", [Said("same", "old", "a", 0.0)])
-        samples.write(20, "validation", [Said("new", "r4", "a", 0.0), Said("same", "r5", "a", 1.0), Said("same", "r6", "a", 1.0)])
+    with RunTrackers(directory) as run:
+        run.samples(0, "before", [Said("same", "r1", "a", 0.0), Said("same", "r2", "a", 0.0), Said("gone", "r3", "a", 0.0)])
+        run.samples(10, "validation", [Said("same", "old", "a", 0.0)])
+        run.samples(20, "validation", [Said("new", "r4", "a", 0.0), Said("same", "r5", "a", 1.0), Said("same", "r6", "a", 1.0)])
     summary(status="failed").write(directory)
     text = " ".join(page(directory).text.split())
     assert "after (step 20) same a r1 0.000 r5 1.000 same a r2 0.000 r6 1.000 gone a r3 0.000 –" in text
@@ -127,9 +130,9 @@ def test_the_latest_validation_stands_for_after(tmp_path: Path) -> None:
 
 def test_values_that_were_not_finite_are_named(tmp_path: Path) -> None:
     directory = write_run(tmp_path)
-    with MetricsWriter(directory) as metrics:
+    with RunTrackers(directory) as run:
         for step in range(5, 20):
-            metrics.write(step, {"loss": float("nan"), "time/step": float("nan"), "kl": float("inf")})
+            run.metrics(step, {"loss": float("nan"), "time/step": float("nan"), "kl": float("inf")})
     text = page(directory).text
     assert "step 5: kl was not finite; step 5: loss was not finite" in text
     assert "and 35 more" in text
@@ -160,3 +163,22 @@ def test_an_sft_run_shows_losses_and_no_rewards(tmp_path: Path) -> None:
     for absent in ("reward", "Reward", "accuracy", "KL", "GRPO", "weight version", "before and after", "No values were recorded"):
         assert absent not in words
     assert sum(tag == "svg" for tag, _ in report.tags) == 5
+
+
+@pytest.mark.parametrize("write", [write_run, write_sft_run])
+def test_a_float16_run_shows_its_loss_scale_and_skipped_updates(tmp_path: Path, write: Callable[[Path], RunDirectory]) -> None:
+    directory = write(tmp_path)
+    before = page(directory)
+    assert not any(title in before.text for title in ("Loss scale", "Skipped updates"))
+    with RunTrackers(directory) as run:
+        for step, scale in enumerate((65536.0, 32768.0, 16384.0, 16384.0), start=1):
+            run.metrics(step, {"loss_scale": scale, "skipped_steps": float(step < 3)})
+    after = page(directory)
+    assert "Loss scale" in after.text
+    assert "Skipped updates" in after.text
+    assert sum(tag == "svg" for tag, _ in after.tags) == sum(tag == "svg" for tag, _ in before.tags) + 2
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', directory.report.read_text())
+    assert found is not None
+    lines = {line["label"]: line["values"] for chart in json.loads(found[1])["charts"] for line in chart["lines"]}
+    assert lines["scale"][-4:] == [65536, 32768, 16384, 16384]
+    assert lines["updates"][-4:] == [1, 1, 0, 0]

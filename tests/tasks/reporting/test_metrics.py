@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from configs.trackers import TENSORBOARD
 from tasks.reporting.jsonl import read_lines
-from tasks.reporting.metrics import MetricsWriter, by_step, series
+from tasks.reporting.metrics import by_step, series
 from tasks.reporting.run_dir import RunDirectory
+from tasks.reporting.trackers.run_trackers import RunTrackers
 from tests.patience import WAIT_S
 from tests.tasks.reporting.runs import step_metrics
 
@@ -22,24 +24,24 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 
 def test_read_gives_what_was_written(directory: RunDirectory) -> None:
-    with MetricsWriter(directory) as metrics:
+    with RunTrackers(directory) as run:
         for step in (1, 2, 3):
-            metrics.write(step, step_metrics(step))
+            run.metrics(step, step_metrics(step))
             # On disk at once: a run that dies in the next step has lost nothing.
             assert read_lines(directory.metrics)[-1] == {"step": step, **step_metrics(step)}
     assert read_lines(directory.metrics) == [{"step": step, **step_metrics(step)} for step in (1, 2, 3)]
 
 
 def test_keys_have_one_order(directory: RunDirectory) -> None:
-    with MetricsWriter(directory) as metrics:
-        metrics.write(1, {"loss": 1.0, "accuracy/validation": 0.5, "kl": 0.25})
+    with RunTrackers(directory) as run:
+        run.metrics(1, {"loss": 1.0, "accuracy/validation": 0.5, "kl": 0.25})
     assert directory.metrics.read_text() == '{"step": 1, "accuracy/validation": 0.5, "kl": 0.25, "loss": 1.0}\n'
 
 
 def test_tensorboard_has_the_same_values(directory: RunDirectory) -> None:
-    with MetricsWriter(directory) as metrics:
+    with RunTrackers(directory, TENSORBOARD) as run:
         for step in (1, 2, 3):
-            metrics.write(step, step_metrics(step))
+            run.metrics(step, step_metrics(step))
     events = EventAccumulator(str(directory.tensorboard)).Reload()
     assert set(events.Tags()["scalars"]) == set(step_metrics(1))
     for name in step_metrics(1):
@@ -48,27 +50,27 @@ def test_tensorboard_has_the_same_values(directory: RunDirectory) -> None:
 
 
 def test_values_that_are_not_finite(directory: RunDirectory, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING), MetricsWriter(directory) as metrics:
-        metrics.write(3, {"loss": math.nan, "kl": math.inf, "reward/mean": 0.5})
+    with caplog.at_level(logging.WARNING), RunTrackers(directory, TENSORBOARD) as run:
+        run.metrics(3, {"loss": math.nan, "kl": math.inf, "reward/mean": 0.5})
     assert caplog.messages == [f"step 3: metric {what}: written as null" for what in ("kl is inf", "loss is nan")]
     assert json.loads(directory.metrics.read_text()) == {"step": 3, "kl": None, "loss": None, "reward/mean": 0.5}
     assert EventAccumulator(str(directory.tensorboard)).Reload().Tags()["scalars"] == ["reward/mean"]
 
 
 def test_numbers_of_other_libraries_become_plain(directory: RunDirectory) -> None:
-    with MetricsWriter(directory) as metrics:
-        metrics.write(1, {"a": np.float32(0.5), "b": np.int64(3), "c": True, "d": 2**40})
+    with RunTrackers(directory) as run:
+        run.metrics(1, {"a": np.float32(0.5), "b": np.int64(3), "c": True, "d": 2**40})
     assert read_lines(directory.metrics) == [{"step": 1, "a": 0.5, "b": 3.0, "c": 1.0, "d": 2**40}]
 
 
 def test_wrong_input(directory: RunDirectory) -> None:
-    with MetricsWriter(directory) as metrics:
+    with RunTrackers(directory) as run:
         with pytest.raises(TypeError, match="step 2, metric 'loss': 'low' is not a number"):
-            metrics.write(2, {"loss": "low"})  # type: ignore[dict-item]
+            run.metrics(2, {"loss": "low"})  # type: ignore[dict-item]
         with pytest.raises(ValueError, match="'step'"):
-            metrics.write(2, {"step": 2.0})
-        metrics.close()
-        metrics.close()
+            run.metrics(2, {"step": 2.0})
+        run.close(None)
+        run.close(None)
     assert read_lines(directory.metrics) == []
 
 

@@ -102,7 +102,8 @@ def test_what_rewards_and_problems_say_is_text_and_never_markup(tmp_path: Path) 
     hostile = directory.metrics.read_text().replace("gsm8k", "<script>s").replace("rewards/math", "rewards/<img src=x>")
     directory.metrics.write_text(hostile)
     report = Page(write_report(directory).read_text(encoding="utf-8"))
-    assert not {tag for tag, _ in report.tags} & {"script", "img"}
+    assert not {tag for tag, _ in report.tags} & {"img"}
+    assert sum(tag == "script" for tag, _ in report.tags) == 2  # the page's own
     assert report.text.count(attack) >= 16  # uid and error in two tables, in the samples, and the response itself
 
 

@@ -2,13 +2,16 @@ from pathlib import Path
 
 import pytest
 
-from tasks.reporting.run_dir import RunDirectory
+from tasks.reporting.run_dir import RunDirectory, point_latest
 
 
 def test_a_second_run_gets_a_number_and_latest_follows(tmp_path: Path) -> None:
     roots = []
     for _ in range(3):
         directory = RunDirectory.create(tmp_path / "runs", "tiny")
+        before = (tmp_path / "runs" / "latest").readlink() if roots else None
+        assert before == (Path(roots[-1].name) if roots else None), "it moved before there was anything in the new directory"
+        point_latest(directory)
         roots.append(directory.root)
         assert (tmp_path / "runs" / "latest").resolve() == directory.root
     assert [root.name for root in roots] == ["tiny", "tiny-2", "tiny-3"]
@@ -25,7 +28,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 def test_latest_that_points_nowhere_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to("gone")
-    assert (tmp_path / "latest").resolve() != RunDirectory.create(tmp_path, "tiny").root.parent
+    point_latest(RunDirectory.create(tmp_path, "tiny"))
     assert (tmp_path / "latest").readlink() == Path("tiny")
 
 

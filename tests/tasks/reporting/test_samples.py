@@ -3,7 +3,7 @@ from pathlib import Path
 
 from tasks.reporting.jsonl import read_lines
 from tasks.reporting.run_dir import RunDirectory
-from tasks.reporting.samples import SamplesWriter
+from tasks.reporting.trackers.run_trackers import RunTrackers
 from tests.tasks.reporting.runs import Said
 
 
@@ -11,9 +11,9 @@ def test_read_gives_what_was_written(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path, "tiny")
     # Line separators of Unicode, newlines, and a lone surrogate as a broken token leaves it: one sample stays one line.
     odd = "a\nb\r\n\u2028c\x85d\x00 \udc80 答"
-    with SamplesWriter(directory) as samples:
-        samples.write(0, "before", [Said("p", odd, "3", 0.25, 5), Said("q", "", "4", math.nan, 5)])
-        samples.write(1, "train", [])
+    with RunTrackers(directory) as run:
+        run.samples(0, "before", [Said("p", odd, "3", 0.25, 5), Said("q", "", "4", math.nan, 5)])
+        run.samples(1, "train", [])
     assert directory.samples.read_bytes().count(b"\n") == 2
     plain = {
         "uid": "", "source": "", "success": None, "outcome": "scored", "rewards": {}, "tokens": 1, "truncated": False,

@@ -58,8 +58,8 @@ FAILED = [
 
 @pytest.mark.parametrize("text", [*TIMED_OUT, *EITHER, *FAILED])
 def test_a_hostile_response_has_no_reward_and_the_others_have_theirs(pool: ScoringPool, text: str, tmp_path: Path) -> None:
-    text = text.replace("hostile.bin", str(tmp_path / "hostile.bin"))
-    before, *_, hostile, after = pool.score([call("value 1"), *(call("value 0.5") for _ in range(9)), call(text), call("value 2")])
+    said = text.replace("hostile.bin", str(tmp_path / "hostile.bin"))
+    before, *_, hostile, after = pool.score([call("value 1"), *(call("value 0.5") for _ in range(9)), call(said), call("value 2")])
     assert hostile.outcome in ("timed_out" if text in TIMED_OUT else "failed", "timed_out" if text in EITHER else "")
     assert hostile.value is None
     assert hostile.error

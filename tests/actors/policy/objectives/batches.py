@@ -21,6 +21,8 @@ def micro_batch(
         token_mask=token_mask,
         sample_mask=sample_mask[:, None].expand(token_mask.shape),
         totals=torch.tensor([float(tokens), float(sequences)]),
+        temperature=torch.ones(1),
+        loss_scale=torch.ones(1),
         rows=tuple(range(len(token_mask))),
         lengths=(token_mask.shape[1],) * len(token_mask),
         columns=columns,

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from configs.policy import LossConfig
+from configs.loss import LossConfig
 
 Sums = dict[str, torch.Tensor]
 

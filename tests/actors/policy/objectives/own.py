@@ -1,4 +1,4 @@
-"""What a recipe may name by import path: an objective and an advantage function that are not of this project."""
+"""What a recipe may name by import path: an objective, a surrogate and an advantage function that are not of this project."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 from actors.policy.batch import MicroBatch
 from actors.policy.objectives.base import Objective
+from configs.loss import LossConfig
 
 
 class FilteredImitation(Objective):
@@ -26,3 +27,9 @@ def above_the_worst(rewards: Sequence[float], *, normalize: bool) -> list[float]
 
 def of_one_reward(reward: float) -> float:
     return reward
+
+
+def unclipped(
+    logprobs: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, loss: LossConfig
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.exp(torch.where(mask > 0, logprobs - old, 0.0)) * advantages, torch.zeros_like(mask)

@@ -11,13 +11,15 @@ from actors.policy.batch import MicroBatch
 from actors.policy.objectives.grpo import Grpo
 from actors.policy.objectives.importance import CORRECTION_SUMS, correction_metrics, importance_weights, sequence_mask
 from actors.policy.objectives.sft import Sft
-from configs.policy import LossConfig, PolicyConfig
+from configs.loss import LossConfig
+from configs.policy import PolicyConfig
 from tests.actors.policy import reference
 from tests.actors.policy.objectives.batches import loss_of, micro_batch
 
 ROWS, LENGTH = 7, 11
 COLUMNS = {"policy_logprobs": "old_logprobs", "reference_logprobs": "reference_logprobs", "generation_logprobs": "generation_logprobs"}
 ALWAYS = {"loss", "tokens", "entropy", "clipped", "ratio", "ratio/max", "logprob_error", "logprob_error/max"}
+KL = {"kl", "kl_tokens"}
 
 
 def draw(seed: int = 0) -> dict[str, Any]:
@@ -206,7 +208,7 @@ def test_corrections_equal_the_reference_with_their_gradient(config: LossConfig,
     torch.testing.assert_close(loss, expected)
     gradients = [torch.autograd.grad(value, data["logprobs"])[0] for value in (loss, expected)]
     torch.testing.assert_close(*gradients)
-    assert {name: float(sums[name]) for name in sums.keys() - ALWAYS - {"kl"}} == pytest.approx(counts, rel=1e-4)
+    assert {name: float(sums[name]) for name in sums.keys() - ALWAYS - KL} == pytest.approx(counts, rel=1e-4)
 
 
 @pytest.mark.parametrize("config", CORRECTIONS, ids=name)
@@ -231,7 +233,7 @@ def test_nothing_is_corrected_by_default() -> None:
     assert torch.equal(*(torch.autograd.grad(value, data["logprobs"])[0] for value in (loss, expected)))
     assert counted.pop("logprob_error") == counted.pop("logprob_error/max") == 0
     assert counted.items() <= sums.items()
-    assert set(sums) == ALWAYS | {"kl"}
+    assert set(sums) == ALWAYS | KL
 
 
 @pytest.mark.parametrize("how", ["token", "sequence"])
@@ -246,24 +248,53 @@ def test_an_engine_that_agrees_changes_nothing(how: Any) -> None:
     assert sums["importance/truncated"] == sums["masked_sequences"] == 0
 
 
+def weighing(how: Any, cap: float, **options: Any) -> LossConfig:
+    return LossConfig(importance_sampling=how, importance_cap=cap, **options)
+
+
 def test_weights_by_hand() -> None:
     policy = torch.tensor([[0.0, -1.0, -2.0, -1.0], [-1.0, -1.0, -1.0, -1.0]], requires_grad=True)
     engine = torch.tensor([[9.0, -1.5, -2.25, -9.0], [-1.0, -2.0, -1.0, 5.0]])
     mask = torch.tensor([[0.0, 1, 1, 0], [0, 1, 1, 0]])
-    weights, sums = importance_weights(policy, engine, mask, "token", cap=2.0)
+    weights, sums = importance_weights(policy, engine, mask, weighing("token", 2.0))
     torch.testing.assert_close(weights, torch.tensor([[0, math.exp(0.5), math.exp(0.25), 0], [0, 2, 1, 0]]))
     assert not weights.requires_grad
     assert (sums["importance/count"], sums["importance/truncated"]) == (4, 1)
-    weights, sums = importance_weights(policy, engine, mask, "sequence", cap=2.2)
+    weights, sums = importance_weights(policy, engine, mask, weighing("sequence", 2.2))
     torch.testing.assert_close(weights, torch.tensor([[0, math.exp(0.75), math.exp(0.75), 0], [0, 2.2, 2.2, 0]]))
     assert (sums["importance/count"], sums["importance/truncated"]) == (2, 1)
     torch.testing.assert_close(sums["importance/weight_squared"], torch.tensor(math.exp(1.5) + 2.2**2))
+    weights, sums = importance_weights(policy, engine, mask, weighing("geometric", 1.5))
+    torch.testing.assert_close(weights, torch.tensor([[0, math.exp(0.375), math.exp(0.375), 0], [0, 1.5, 1.5, 0]]))
+    assert (sums["importance/count"], sums["importance/truncated"]) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("token", [[0.0, 1.5, 0, 0.8], [0, 0, 1, 0]]),
+        ("sequence", [[0.0, 0, 0, 0], [0, 0.6, 0.6, 0]]),
+        ("geometric", [[0.0] * 4, [0.0] * 4]),
+    ],
+)
+def test_weights_outside_the_bounds_are_left_out(how: str, expected: list[list[float]]) -> None:
+    ratios = torch.tensor([[9.0, 1.5, 0.25, 0.8], [1.0, 0.6, 1.0, 7.0]])
+    mask = torch.tensor([[0.0, 1, 1, 1], [0, 1, 1, 0]])
+    floor = {"token": 0.7, "sequence": 0.5, "geometric": 0.8}[how]
+    config = weighing(how, 2.0, importance_beyond="mask", importance_floor=floor)
+    weights, sums = importance_weights(ratios.log(), torch.zeros(2, 4), mask, config)
+    torch.testing.assert_close(weights, torch.tensor(expected))
+    assert sums["importance/count"] == (mask.sum() if how == "token" else 2)
+    assert sums["importance/truncated"] == {"token": 2, "sequence": 1, "geometric": 2}[how]
+    assert sums["importance/weight_squared"] == pytest.approx(
+        float((torch.tensor(expected).max(1).values ** 2).sum()) if how != "token" else 1.5**2 + 0.8**2 + 1
+    )
 
 
 @pytest.mark.parametrize("how", ["token", "sequence"])
 def test_tokens_that_the_engine_or_the_policy_held_for_impossible(how: Any) -> None:
     for policy, engine, weight in ((-1.0, -math.inf, 2.0), (-math.inf, -1.0, 0.0), (-1.0, -500.0, 2.0)):
-        weights, sums = importance_weights(torch.tensor([[policy]]), torch.tensor([[engine]]), torch.ones(1, 1), how, cap=2.0)
+        weights, sums = importance_weights(torch.tensor([[policy]]), torch.tensor([[engine]]), torch.ones(1, 1), weighing(how, 2.0))
         assert (weights.item(), sums["importance/truncated"].item()) == (weight, float(weight == 2.0))
 
 
@@ -280,7 +311,7 @@ def test_truncation_only_lowers_weights_and_raises_the_effective_sample_size() -
     for how in ("token", "sequence"):
         sizes = []
         for cap in (1e9, 3.0, 1.5, 1.0):
-            weights, sums = importance_weights(data["old_logprobs"], data["generation_logprobs"], mask, how, cap)
+            weights, sums = importance_weights(data["old_logprobs"], data["generation_logprobs"], mask, weighing(how, cap))
             assert weights.max() <= cap
             sizes.append(sums["importance/weight"] ** 2 / sums["importance/weight_squared"])
             assert sizes[-1] <= sums["importance/count"] + 1e-3

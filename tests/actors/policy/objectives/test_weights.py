@@ -10,7 +10,8 @@ import torch
 from actors.policy.batch import MicroBatch
 from actors.policy.objectives.base import Objective
 from actors.policy.objectives.sft import Sft
-from configs.policy import LossConfig, PolicyConfig
+from configs.loss import LossConfig
+from configs.policy import PolicyConfig
 from tests.actors.policy.objectives import formulas
 from tests.actors.policy.objectives.test_components import CORRECTIONS, LENGTH, ROWS, batch_of, draw_off_policy, grpo, name
 

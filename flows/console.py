@@ -1,0 +1,97 @@
+"""`grpo-flows`: one command for everything. It imports a command's module when that command is to run.
+
+grpo-flows --help            grpo-flows COMMAND --help            grpo-flows run arithmetic-cpu steps=20
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from configs import settings
+from configs.base import ConfigError, did_you_mean
+from configs.loader import load
+from flows.arguments import COMMANDS, VARIABLE, Command, parse_flow
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code of the command; 2 when there is no such command."""
+    if settings.get(VARIABLE):  # a shell that completes
+        from flows.completion import answer
+
+        return 0 if answer() else 1
+    name, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("-h", "--help"):
+        print(usage())
+        return 0
+    if name not in COMMANDS:
+        print(f"error: there is no command {name!r}; {did_you_mean(name, COMMANDS, f'commands: {", ".join(COMMANDS)}')}", file=sys.stderr)
+        return 2
+    command = COMMANDS[name]
+    if {"-h", "--help"} & set(rest):
+        command.parser().print_help()
+        return 0
+    # As `python -m` does: rewards and environments of one's own are modules of this directory.
+    sys.path.insert(0, str(Path.cwd()))
+    module, _, function = command.runs.partition(":")
+    try:
+        with _server_ahead(command, rest):
+            code: int = getattr(importlib.import_module(module), function)(rest)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `grpo-flows recipes | head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    return code
+
+
+@contextmanager
+def _server_ahead(command: Command, arguments: Sequence[str]) -> Iterator[None]:
+    """Prefect's server of a flow that is going to run starts while the block imports the flow."""
+    if not will_run(command, arguments):
+        yield
+        return
+    from flows.service import server
+    from tasks.scratch import scratch
+
+    with scratch():  # for the server's temporary files, too
+        server.begin()
+        yield
+
+
+def will_run(command: Command, arguments: Sequence[str]) -> bool:
+    """Whether a flow will, unless its data or its model is wrong."""
+    if command.root is None:
+        return False
+    options = parse_flow(command.name, arguments)
+    if options.check or options.dry_run:
+        return False
+    try:
+        load(options.recipe, options.overrides, command.root)
+    except ConfigError:  # the command itself says so
+        return False
+    return True
+
+
+def usage() -> str:
+    """The page of help: a line for each command."""
+    lines = [f"  {command.name:<12} {command.help}" for command in COMMANDS.values()]
+    return "\n".join(
+        (
+            "usage: grpo-flows COMMAND ...",
+            "",
+            "GRPO post-training of language models as Prefect flows over long-lived Ray actors.",
+            "",
+            *lines,
+            "",
+            "grpo-flows COMMAND --help says more. Completion: grpo-flows completion bash (or zsh, fish).",
+        )
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
