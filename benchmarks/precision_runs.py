@@ -3,7 +3,8 @@
     bfloat16-rounded      from the checkpoint rounded to bfloat16, as published ones are: masters begin on the grid
     bfloat16              masters begin at the checkpoint's float32 numbers
     bfloat16-stochastic   from the rounded checkpoint, the working copy rounded by chance (policy.rounding)
-    float16, float16-rounded, float32, and float32-rounded: policy and engine in that dtype
+    float16, float16-rounded, float32, and float32-rounded: policy and engine in that dtype (float32 in padded rows and without CUDA
+                          graphs: packed ones are a mask over the whole row there, which takes more memory than a GPU has)
 
 `value` is the mean training reward of steps 31 to 50; `first` the first step with a training reward of 0.5. A run that is there already, in
 the same --output, is only read: a later call goes on where this one was stopped. `--table` prints all that were made.
@@ -29,22 +30,22 @@ from benchmarks.staleness import curve, watch
 from configs.loader import load
 
 RECIPE = "smollm2-135m-1gpu"
+PADDED = ("policy.batching={mode: padded, micro_batch_size: 32}", "policy.cuda_graph.impl=none")
 VARIANTS: dict[str, tuple[bool, str, tuple[str, ...]]] = {  # from rounded weights, dtype, further overrides
     "bfloat16-rounded": (True, "bfloat16", ()),
     "bfloat16": (False, "bfloat16", ()),
     "bfloat16-stochastic": (True, "bfloat16", ("policy.rounding=stochastic",)),
     "float16": (False, "float16", ()),
     "float16-rounded": (True, "float16", ()),
-    "float32": (False, "float32", ()),
-    "float32-rounded": (True, "float32", ()),
+    "float32": (False, "float32", PADDED),
+    "float32-rounded": (True, "float32", PADDED),
 }
 
 
 def models(output: Path) -> dict[bool, Path]:
     """The recipe's model, and its copy whose weights are bfloat16 numbers, by whether they are rounded. Written once."""
-    exact, rounded = output / "model", output / "model-rounded"
+    exact, rounded = Path(prepare_model(load(RECIPE), output / "model")), output / "model-rounded"
     if not (rounded / "model.safetensors").is_file():  # written last
-        prepare_model(load(RECIPE), exact)
         rounded.mkdir(parents=True, exist_ok=True)
         for file in exact.iterdir():
             if file.suffix != ".safetensors":
@@ -99,7 +100,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/precision"))
     parser.add_argument("--table", action="store_true", help="of all runs in the folder, this one's included")
     parser.add_argument("overrides", nargs="*", metavar="field=value")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the run ends too
     output = options.output.absolute()
     rows = {f"{options.variant}-seed{seed}": run(options.variant, seed, options.steps, output, options.overrides) for seed in options.seeds}

@@ -1,16 +1,20 @@
-"""How long a person waits: from the command to the first step of the warm start of recipe arithmetic-cpu. About a minute.
+"""How long a person waits: from the command to a run's first step, supervised where the recipe has a warm start. About a minute.
 
-`make run`'s command twice, each ended after its first step. The first finds no database of Prefect's, as on a new machine; the second is
-the number. Both have a Prefect server and a Ray of their own.
+`make run`'s command twice, each ended after its first step. The first finds no database of Prefect's and no caches (converted models,
+compiled kernels), as on a new machine; the second finds the first one's, and is the number. Each has its own Prefect server and Ray.
 
-  value        seconds from the command to the first supervised step's loss
+  value        seconds from the command to the first step's line
   detail.at    the same to other lines that it prints
   detail.cpu   CPU seconds by part until then: with two cores the value is at least half of their sum
+
+    .venv/bin/python -m benchmarks.start [--recipe arithmetic-cpu] [field=value ...]
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -26,12 +30,16 @@ from benchmarks.children import ROOT
 from configs import settings
 
 _MARK = "GRPO_FLOWS_BENCHMARK_START"  # in the environment of all that the command starts
-_STEP = "warm start 1/"
+_STEP = "(warm start|step) 1/"
 _LINES = {  # what a line begins with, and what has been done then
     "Prefect UI:": "prepared, Prefect's server answers",
     "starting Ray: done": "Ray runs",
+    "engine-0: .* ready": "the engine is ready",
+    "starting the actors.*: done": "all actors are ready",
     _STEP: "step",
 }
+# Where libraries keep what they have made, by the variable that says where.
+_CACHES = {"XDG_CACHE_HOME": "cache", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 _ACTORS = {  # by what stands in the title that Ray gives the process
     "Engine": "engine",
     "PolicyWorker": "policy workers",
@@ -64,13 +72,22 @@ def cpu_by_part(mark: str) -> dict[str, float]:
     return {part: round(seconds, 1) for part, seconds in found.most_common()}
 
 
-def start(home: Path, name: str) -> dict[str, Any]:
-    """One start. Returns seconds from the command to each line, and CPU seconds by part.
+def start(home: Path, name: str, recipe: str, overrides: list[str]) -> dict[str, Any]:
+    """One start. Returns seconds from the command to each line, and CPU seconds by part. Args: home: with the caches.
 
     Raises:
         RuntimeError: the command ended before its first step.
     """
-    arguments = ["-m", "flows.console", "run", "arithmetic-cpu", f"name={name}", f"output_dir={home / 'runs'}", "warm_start.check_every=1"]
+    arguments = [
+        "-m",
+        "flows.console",
+        "run",
+        recipe,
+        f"name={name}",
+        f"output_dir={home / 'runs'}",
+        "warm_start.check_every=1",
+        *overrides,
+    ]
     environment = settings.child_environment(
         PYTHONPATH=settings.python_path(ROOT),
         PREFECT_HOME=str(home / "prefect"),
@@ -78,6 +95,7 @@ def start(home: Path, name: str) -> dict[str, Any]:
         RAY_ADDRESS="",
         PYTHONUNBUFFERED="1",
         **{_MARK: name},
+        **{variable: str(home / folder) for variable, folder in _CACHES.items()},
     )
     began, at, said = time.monotonic(), dict[str, float](), list[str]()
     command = subprocess.Popen(
@@ -88,9 +106,9 @@ def start(home: Path, name: str) -> dict[str, Any]:
         for line in command.stdout:
             said.append(line)
             for words, label in _LINES.items():
-                if line.startswith(words):
+                if re.match(words, line):
                     at.setdefault(label, round(time.monotonic() - began, 1))
-            if line.startswith(_STEP):
+            if re.match(_STEP, line):
                 return {"at": at, "cpu": cpu_by_part(name)}
     finally:
         command.send_signal(signal.SIGINT)
@@ -103,16 +121,20 @@ def start(home: Path, name: str) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and print one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", default="arithmetic-cpu")
+    parser.add_argument("overrides", nargs="*", metavar="field=value")
+    options = parser.parse_intermixed_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the command ends too
     with tempfile.TemporaryDirectory() as place:
-        first, again = (start(Path(place), name) for name in ("first", "again"))
+        first, again = (start(Path(place), name, options.recipe, options.overrides) for name in ("first", "again"))
     detail = {
         **again,
         "cpu_sum": round(sum(again["cpu"].values()), 1),
-        "first_on_a_machine": first["at"]["step"],
+        "first_on_a_machine": first["at"],
         "cores": settings.cpu_count(),
     }
-    print(json.dumps({"name": "start", "value": again["at"]["step"], "unit": "s to the first warm-start step", "detail": detail}))
+    print(json.dumps({"name": "start", "value": again["at"]["step"], "unit": f"s to the first step of {options.recipe}", "detail": detail}))
 
 
 if __name__ == "__main__":

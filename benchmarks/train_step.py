@@ -9,7 +9,7 @@ calls and through the compiled Ray graph as well.
 `value` is the smallest eager / graphs time of a train step at 2,048 tokens per micro-batch or fewer (null unless both ran); `detail` has
 the smallest at any size, and the best model TFLOP/s over the matrix product's.
 
-    .venv/bin/python -m benchmarks.train_step [--shape tiny|0.5b|smollm2-135m|1.5b] [--impl none full_iteration] [--ray]
+    .venv/bin/python -m benchmarks.train_step [--shape tiny|0.5b|smollm2-135m|1.5b] [--impl none full_iteration] [--dtype D] [--ray]
         [--tokens 256 512 1024 2048 4096] [--lengths 256 1024 4096]
 """
 
@@ -75,6 +75,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="0.5b" if cuda else "tiny")
     parser.add_argument("--impl", nargs="+", choices=IMPLS, default=IMPLS if cuda else IMPLS[:1], help="policy.cuda_graph.impl")
+    parser.add_argument(
+        "--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16" if cuda else "float32", help="policy.dtype"
+    )
     parser.add_argument("--tokens", type=int, nargs="+", default=[256, 2048, 4096] if cuda else [512], help="tokens of a micro-batch")
     parser.add_argument("--lengths", type=int, nargs="+", default=[256] if cuda else [32, 64, 128])
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
@@ -90,7 +93,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         model = write_model(Path(directory) / "model", options.shape, max(options.lengths), cuda)
         measure = over_ray if options.ray else in_process
-        rows = [row for impl in options.impl for row in measure(model, Path(directory), impl, cases, options.seconds, cuda)]
+        rows = [row for impl in options.impl for row in measure(model, Path(directory), impl, cases, options.seconds, options.dtype)]
     speedups = ratios(rows)
     best = max(row["train_tflops"] for row in rows)
     detail = {
@@ -140,11 +143,9 @@ class Case:
 class Bench:
     """One worker with batches in its own memory; `execute` and `ping` are what an executor wants of an actor."""
 
-    def __init__(self, model: str, rendezvous: str, impl: str, batching: BatchingConfig, cuda: bool) -> None:
-        config = PolicyConfig(
-            batching=batching, cuda_graph={"impl": impl}, dtype="bfloat16" if cuda else "float32", recompute_logprobs="always"
-        )
-        self._model, self._impl, self._cuda, self._plane = model, impl, cuda, MemoryPlane()
+    def __init__(self, model: str, rendezvous: str, impl: str, batching: BatchingConfig, dtype: str) -> None:
+        config = PolicyConfig(batching=batching, cuda_graph={"impl": impl}, dtype=dtype, recompute_logprobs="always")
+        self._model, self._impl, self._cuda, self._plane = model, impl, torch.cuda.is_available(), MemoryPlane()
         self._worker = PolicyWorker(config, model, 0, self._plane, seed=0, temperature=1.0)
         self._worker.setup(rendezvous)
         self._cases = 0
@@ -185,21 +186,21 @@ class Bench:
         return self._worker.train(self._shard, "grpo")
 
 
-def in_process(model: Path, directory: Path, impl: str, cases: list[Case], seconds: float, cuda: bool) -> list[dict[str, Any]]:
+def in_process(model: Path, directory: Path, impl: str, cases: list[Case], seconds: float, dtype: str) -> list[dict[str, Any]]:
     """All cases with one worker of this process."""
-    bench = Bench(str(model), f"file://{directory}/rendezvous-{impl}", impl, cases[0].batching(), cuda)
+    bench = Bench(str(model), f"file://{directory}/rendezvous-{impl}", impl, cases[0].batching(), dtype)
     rows = [shown(bench.measure(case, seconds)) for case in cases]
     bench.close()
     return rows
 
 
-def over_ray(model: Path, directory: Path, impl: str, cases: list[Case], seconds: float, cuda: bool) -> list[dict[str, Any]]:
+def over_ray(model: Path, directory: Path, impl: str, cases: list[Case], seconds: float, dtype: str) -> list[dict[str, Any]]:
     """All cases with one worker that is an actor: by itself, and called from here in both ways."""
     if not ray.is_initialized():
         ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
     remote: Any = ray.remote
-    actor = remote(num_cpus=1, num_gpus=int(cuda))(Bench).remote(
-        str(model), f"file://{directory}/rendezvous-{impl}", impl, cases[0].batching(), cuda
+    actor = remote(num_cpus=1, num_gpus=int(torch.cuda.is_available()))(Bench).remote(
+        str(model), f"file://{directory}/rendezvous-{impl}", impl, cases[0].batching(), dtype
     )
     replicas, request = [{"worker": actor}], [Request("train_step")]
     rows = []

@@ -200,20 +200,20 @@ class _Replay:
         rows = rows.with_fields("advantages")
         made = scored.metrics | self._train(inputs, rows)
         here = place(self._namespace, self._stage_s)
-        bounds = self._bounds(here)
+        bounds = self._bounds(here, inputs.metrics.get("logprob_error/mean", 0.0))
         columns = compare_step(address, step, quoted(rows), self._plan.directory.inputs, bounds, self._model, self._plane_s)
         return Replayed(
             run=self._plan.directory.root.name, step=step, since=self._plan.manifest.step, before=inputs.place, here=here,
             bounds=bounds, columns=columns, metrics=compare_metrics(inputs.metrics, made, bounds),
         )  # fmt: skip
 
-    def _bounds(self, here: str) -> Bounds:
+    def _bounds(self, here: str, measured: float) -> Bounds:
         policies = [one.policy for one in self._plan.before]
         ours = self._config.policy.model_dump(exclude=_NOT_OF_THE_BITS)
         same = all(one.place == here for one in self._plan.steps) and all(
             one.model_dump(exclude=_NOT_OF_THE_BITS) == ours for one in policies
         )
-        bounds = bounds_of(same, policies[0].dtype, self._config.policy.dtype, self._config.generation.dtype)
+        bounds = bounds_of(same, policies[0].dtype, self._config.policy.dtype, self._config.generation.dtype, measured)
         return bounds.model_copy(update={"advantages": bounds.column}) if self._config.policy.loss.kl_in_reward else bounds
 
 

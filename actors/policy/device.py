@@ -114,9 +114,6 @@ def _as_it_is(function: Any = None, **_: Any) -> Any:
     return function if function is not None else _as_it_is
 
 
-_FUSED = "transformer_engine.pytorch.optimizers"
-
-
 @functools.cache
 def _cpu_shim() -> TorchFunctionMode:
     """Map CUDA calls of Megatron-Core to the CPU, for this process. Never call it where CUDA is used.
@@ -124,17 +121,16 @@ def _cpu_shim() -> TorchFunctionMode:
     Megatron is imported here without torch.compile, with which it decorates its fusions for GPUs: that would import torch's compiler,
     a quarter of the CPU time of starting a worker.
     """
+    torch.cuda.is_available = lambda: False  # where there are GPUs, too: torch's checkpoints would copy on a stream of CUDA's
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment, return-value]
     torch.cuda.synchronize = lambda device=None: None
     torch.cuda.current_stream = lambda device=None: _NoStream()  # type: ignore[assignment, return-value]
     torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
     torch.nn.Module.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
-    # Transformer Engine's optimizers, norms and scalings of gradients are kernels for GPUs: without them Megatron takes others.
-    hidden = sys.modules.setdefault(_FUSED, None)  # type: ignore[arg-type]
+    # Transformer Engine is kernels for GPUs: where it is not to be found, Megatron takes others.
+    sys.modules.setdefault("transformer_engine", None)  # type: ignore[arg-type]
     with patch.object(torch, "compile", _as_it_is):
         import megatron.core.optimizer  # noqa: F401
-    if hidden is None:
-        del sys.modules[_FUSED]
     return _CudaMeansCpu()
 
 

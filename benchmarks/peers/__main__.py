@@ -9,7 +9,7 @@ earlier leases found with --have. Learning runs count whichever lease they are f
 `value` is the smallest TRL / ours over turns and sizes with one engine.
 
     .venv/bin/pip install trl==1.16.0
-    .venv/bin/python -m benchmarks.peers [step] [learning] [--out DIR] [--have FILE ...] [--seconds S]
+    .venv/bin/python -m benchmarks.peers [step] [learning] [--out DIR] [--have FILE ...] [--seconds S] [--sides ours trl]
     .venv/bin/python -m benchmarks.peers --table FILE ...      # print the tables of these results, run nothing
 """
 
@@ -102,6 +102,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=5, help="of `step`, after the warm-up")
     parser.add_argument("--weights", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--sides", nargs="+", default=["ours", "trl"], choices=["ours", "trl"], help="of `learning`: one in each process")
     parser.add_argument("--learning-steps", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no job after these")
     parser.add_argument("--out", type=Path, default=Path("runs/peers"))
@@ -114,7 +115,8 @@ def planned(options: argparse.Namespace) -> list[Job]:
     """All jobs, in order."""
     parts, weights = options.parts or ["step", "learning"], list[Weights](options.weights)
     steps = step_jobs(options.sizes, options.turns, options.steps) if "step" in parts else []
-    return steps + (learning_jobs(LEARNING, weights, options.seeds, options.learning_steps) if "learning" in parts else [])
+    learning = learning_jobs(LEARNING, weights, options.seeds, options.learning_steps) if "learning" in parts else []
+    return steps + [job for job in learning if job.side in options.sides]
 
 
 def read_results(files: Sequence[Path]) -> list[Result]:

@@ -6,6 +6,7 @@ python -m benchmarks.peers.weights random|float32|bfloat16 DIRECTORY
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -25,7 +26,7 @@ def write(kind: str, target: Path) -> None:
         if kind == "random":
             made = Path(gpu_run.write_model(Path(place), "smollm2-135m", 2048))
         else:
-            made = Path(prepare_model(load(RECIPE), Path(place) / "model"))
+            made = Path(shutil.copytree(prepare_model(load(RECIPE), Path(place) / "model"), Path(place) / "copy"))  # others read that
         if kind == "bfloat16":
             rounded, made = made, Path(place) / "rounded"
             AutoModelForCausalLM.from_pretrained(rounded, dtype=torch.bfloat16).save_pretrained(made)

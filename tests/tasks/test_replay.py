@@ -168,6 +168,11 @@ def test_only_the_same_float32_is_held_to_the_bit() -> None:
     assert bounds_of(True, "bfloat16", "bfloat16", "bfloat16").column == BFLOAT16.column == Bound(largest=0.1, mean=0.02)
 
 
+def test_an_engine_that_disagreed_by_more_than_the_bound_may_do_so_again() -> None:
+    assert [bounds_of(False, "bfloat16", "float32", "bfloat16", found).engine.mean for found in (0.0, 0.01, 0.03)] == [0.02, 0.02, 0.033]
+    assert bounds_of(True, "float32", "float32", "float32", 0.0375).engine == Bound(largest=1e-3, mean=1e-3)
+
+
 def replayed(bounds: Bounds, **changed: float) -> Replayed:
     """Of one batch, whose last value of each named column was another when it was kept."""
     meta, again = batch(2, 2, 5)
