@@ -48,7 +48,7 @@ rollout:
   prompts_per_step: {prompts}
   responses_per_prompt: 8   # of one prompt; each is compared with the others' mean
   max_new_tokens: {tokens}
-  temperature: 1.0
+  temperature: {temperature}
 {rest}"""
 
 _TINY = """\
@@ -63,13 +63,15 @@ model:                 # none was named: a tiny Qwen3 with a tokenizer of its ow
 _TINY_REST = """\
 policy:
   batching: {micro_batch_size: 32}
-  optimizer: {lr: 2.0e-4}
-warm_start:            # supervised steps first: a model that is never right has nothing to learn from
-  steps: 40
+  optimizer: {lr: 1.0e-4}
+warm_start:            # supervised steps first, until it is right at times: a model that never is has nothing to learn from
+  steps: 100
   batch_size: 32
   lr: 1.0e-3
-  check_every: 20
+  check_every: 10
+  stop_at_accuracy: 0.3
 """
+_TINY_TEMPERATURE = "0.5   # at 1 few responses are right of a tiny model whose likeliest answer often is"
 _CPU_REST = """\
 generation: {max_model_len: 1024}   # prompt and response, in tokens
 policy:
@@ -203,7 +205,7 @@ def new(options: argparse.Namespace) -> list[Path]:
     recipe = _RECIPE.format(
         name=name, file=f"{name}.yaml", model=_TINY if tiny else _model(options.model), environment=source.block, rewards=rewards,
         prompts=16 if tiny or not options.gpu else 32, tokens=32 if tiny else 256,
-        rest=_GPU_REST if options.gpu and not tiny else _TINY_REST if tiny else _CPU_REST,
+        temperature=_TINY_TEMPERATURE if tiny else "1.0", rest=_GPU_REST if options.gpu and not tiny else _TINY_REST if tiny else _CPU_REST,
     )  # fmt: skip
     files = {f"{name}.yaml": recipe}
     if kind == "own":
