@@ -1,13 +1,13 @@
 """Everything that docs/gpu.md reports, one command after the other, on a machine with one GPU or two. Behind `make gpu-check`.
 
-    jobs that check     several at a time: tests, whole runs (their accuracies count, not their seconds)
-    jobs that measure   after those, one at a time: benchmarks. With two GPUs those for one GPU run side by side, each on its own
+    jobs that check     several at a time on each GPU: tests, whole runs (their accuracies count, not their seconds)
+    jobs that measure   after those, one at a time: benchmarks. With several GPUs those for one GPU run side by side, each on its own
 
 Each job is a process (a CUDA fault ends one alone) with a log, OUT/NAME.log, and what it found goes to OUT/gpu_check.json: the command,
 its exit status, seconds, and the last line that it printed (a benchmark's JSON). Machines may be lent for minutes: name jobs to run only
 these, and show several calls' results as one table with `--table OUT/*.json`.
 
-    python -m benchmarks.gpu_check [JOB ...] [--out DIR] [--at-once N] [--seconds S] | --list | --table FILE ...
+    python -m benchmarks.gpu_check [JOB ...] [--out DIR] [--per-gpu N] [--seconds S] | --list | --table FILE ...
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def checks(file: str, only: str = "", gpus: int = 1, alone: bool = False) -> Job
     return Job(("-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/gpu/{file}.py", *(("-k", only) if only else ())), gpus, alone, 500)
 
 
-def measures(module: str, *arguments: str, gpus: int = 1, limit_s: float = 400) -> Job:
+def measures(module: str, *arguments: str, gpus: int = 1, alone: bool = True, limit_s: float = 400) -> Job:
     """A benchmark."""
-    return Job(("-m", f"benchmarks.{module}", *arguments), gpus, limit_s=limit_s)
+    return Job(("-m", f"benchmarks.{module}", *arguments), gpus, alone, limit_s)
 
 
 def trains(recipe: str, *overrides: str, gpus: int = 1, alone: bool = False) -> Job:
@@ -84,8 +84,8 @@ JOBS: dict[str, Job] = {
     "checkpoint": measures("checkpoint"),
     "grpo_step": measures("grpo_step"),
     "rollout": measures("rollout"),
-    "precision": measures("precision", "--recipe", "smollm2-135m-1gpu", "--prompts", "8", "--tokens", "32"),
-    **{f"learning-{name}": measures("precision_runs", name, limit_s=580) for name in precision_runs.VARIANTS},
+    "precision": measures("precision", "--recipe", "smollm2-135m-1gpu", "--prompts", "8", "--tokens", "32", alone=False),
+    **{f"learning-{name}": measures("precision_runs", name, alone=False, limit_s=580) for name in precision_runs.VARIANTS},
     "memory-workers": measures("memory", "workers", limit_s=600),
     "memory-runs": measures("memory", "runs", limit_s=600),
     "refit-0.5b": measures("refit", "--shapes", "0.5b", "--modes", "ipc"),
@@ -157,7 +157,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", nargs="*", metavar="JOB", choices=[[], *JOBS])
     parser.add_argument("--out", type=Path, default=Path("runs/gpu-check"))
-    parser.add_argument("--at-once", type=int, default=4, help="checks that run at the same time")
+    parser.add_argument("--per-gpu", type=int, default=4, help="checks that share a GPU: a run of SmolLM2 holds 13 to 19 GiB")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no job begins after these")
     parser.add_argument("--list", action="store_true", help="print the jobs and end")
     parser.add_argument("--table", type=Path, nargs="+", help="print the table of these results and end")
@@ -180,30 +180,28 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, Any]] = []
 
-    def start(item: tuple[str, Job], own: bool = False) -> None:
+    def start(item: tuple[str, Job], places: SimpleQueue[str] | None = None) -> None:
         if time.monotonic() - began > options.seconds:
             print(f"{item[0]}: not run, {options.seconds:g} s are over", flush=True)
             return
-        gpu = free.get() if own else None
+        gpu = places.get() if places else None
         try:
             results.append(run(*item, out, gpu))
         finally:
-            if gpu is not None:
-                free.put(gpu)
+            if places and gpu is not None:
+                places.put(gpu)
         (out / "gpu_check.json").write_text(json.dumps(results, indent=1))
 
-    free: SimpleQueue[str] = SimpleQueue()
-    for gpu in visible(gpus):
-        free.put(gpu)
-    checking = [item for item in chosen.items() if not item[1].alone]
-    one_gpu = [item for item in chosen.items() if item[1].alone and item[1].gpus == 1]
-    with ThreadPoolExecutor(options.at_once) as pool:
-        list(pool.map(start, checking))
-    with ThreadPoolExecutor(gpus) as pool:
-        list(pool.map(partial(start, own=True), one_gpu))
-    for item in chosen.items():
-        if item not in checking and item not in one_gpu:
-            start(item)
+    for alone, at_once in ((False, options.per_gpu), (True, 1)):
+        places: SimpleQueue[str] = SimpleQueue()
+        for gpu in visible(gpus) * at_once:
+            places.put(gpu)
+        items = [item for item in chosen.items() if item[1].alone is alone]
+        with ThreadPoolExecutor(gpus * at_once) as pool:
+            list(pool.map(partial(start, places=places), [item for item in items if item[1].gpus == 1]))
+        for item in items:
+            if item[1].gpus > 1:
+                start(item)
     print("\n".join(table(results)))
     return int(any(result["status"] for result in results) or len(results) < len(chosen))
 

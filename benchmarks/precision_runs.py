@@ -16,9 +16,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import signal
 import statistics
 import sys
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +48,14 @@ VARIANTS: dict[str, tuple[bool, str, tuple[str, ...]]] = {  # from rounded weigh
 def models(output: Path) -> dict[bool, Path]:
     """The recipe's model, and its copy whose weights are bfloat16 numbers, by whether they are rounded. Written once."""
     exact, rounded = Path(prepare_model(load(RECIPE), output / "model")), output / "model-rounded"
-    if not (rounded / "model.safetensors").is_file():  # written last
-        rounded.mkdir(parents=True, exist_ok=True)
-        for file in exact.iterdir():
-            if file.suffix != ".safetensors":
-                (rounded / file.name).write_bytes(file.read_bytes())
-        weights = {name: tensor.to(torch.bfloat16) for name, tensor in load_file(exact / "model.safetensors").items()}
-        save_file(weights, rounded / "model.safetensors", metadata={"format": "pt"})
+    if not rounded.is_dir():
+        output.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=output) as place:
+            made = shutil.copytree(exact, Path(place) / "model", ignore=shutil.ignore_patterns("*.safetensors"))
+            weights = {name: tensor.to(torch.bfloat16) for name, tensor in load_file(exact / "model.safetensors").items()}
+            save_file(weights, made / "model.safetensors", metadata={"format": "pt"})
+            with suppress(OSError):  # another variant's process was first
+                made.rename(rounded)
     return {False: exact, True: rounded}
 
 

@@ -85,7 +85,7 @@ def watch(name: str, arguments: list[str], output: Path, enough: float | None) -
     shutil.rmtree(directory, ignore_errors=True)  # of a call that was interrupted
     output.mkdir(parents=True, exist_ok=True)
     log = output / f"{name}.log"
-    environment = settings.child_environment(PREFECT_HOME=str(output / "prefect"), PREFECT_API_URL="", RAY_ADDRESS="")
+    environment = settings.child_environment(PREFECT_HOME=str(output / f"prefect-{name}"), PREFECT_API_URL="", RAY_ADDRESS="")
     began, stopped = time.monotonic(), False
     with (
         log.open("wb") as file,

@@ -212,7 +212,7 @@ def test_a_full_house_is_what_it_waits_for(stub: JudgeStub) -> None:
         return await asyncio.gather(*(judge.grade(PROBLEM, answer(str(n))) for n in range(2)), return_exceptions=True)
 
     stub.usual = Reply(how="hang")
-    (first, second), _ = using(config(stub.url, timeout_s=0.3, concurrency=1), ask)
+    (first, second), _ = using(config(stub.url, timeout_s=2.0, concurrency=1), ask)
     assert "the answer of" in str(first)
     assert "a free place" in str(second)
 

@@ -75,7 +75,7 @@ def stale(client: EnginePool, names: list[str]) -> None:
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_engine_s_requests_go_on_elsewhere_and_it_comes_back_with_weights(engines: Engines, how: signal.Signals) -> None:
     names = engines.start(2)
-    client, trainer = pool(names, timeout_s=1.0), pool(names)
+    client, trainer = pool(names, timeout_s=5.0), pool(names)  # of a busy machine: the other one answers in time
     assert refit(trainer, 1) == set(names)
     client.submit(many(20, tokens=10))
     os.kill(engines.pids()["engine-1"], how)

@@ -30,17 +30,22 @@ def new_pool(*rewards: object, **changes: object) -> ScoringPool:
 
 
 def obeying(**changes: object) -> PythonReward:
-    return PythonReward(**({"import_path": OBEY, "name": "obey", "timeout_s": LIMIT_S} | changes))
+    return PythonReward(**({"import_path": OBEY, "name": "obey", "timeout_s": WAIT_S} | changes))
 
 
-def call(text: str) -> tuple[str, Problem, Response]:
-    return "obey", PROBLEM, Response(text, 3, False)
+def call(text: str, reward: str = "obey") -> tuple[str, Problem, Response]:
+    return reward, PROBLEM, Response(text, 3, False)
+
+
+def hasty(text: str) -> tuple[str, Problem, Response]:
+    """Of the module's pool: ended after `LIMIT_S`. For what never ends by itself; on a busy machine anything else may be as slow."""
+    return call(text, "hasty")
 
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ScoringPool]:
     os.environ["SCORING_TEST_SECRET"] = "s3cret-value"
-    with new_pool(environment_variables=("SCORING_TEST_GIVEN",)) as pool:
+    with new_pool(obeying(), obeying(name="hasty", timeout_s=LIMIT_S), environment_variables=("SCORING_TEST_GIVEN",)) as pool:
         yield pool
     del os.environ["SCORING_TEST_SECRET"]
 
@@ -59,7 +64,8 @@ FAILED = [
 @pytest.mark.parametrize("text", [*TIMED_OUT, *EITHER, *FAILED])
 def test_a_hostile_response_has_no_reward_and_the_others_have_theirs(pool: ScoringPool, text: str, tmp_path: Path) -> None:
     said = text.replace("hostile.bin", str(tmp_path / "hostile.bin"))
-    before, *_, hostile, after = pool.score([call("value 1"), *(call("value 0.5") for _ in range(9)), call(said), call("value 2")])
+    worst = call(said) if text in FAILED else hasty(said)
+    before, *_, hostile, after = pool.score([call("value 1"), *(call("value 0.5") for _ in range(9)), worst, call("value 2")])
     assert hostile.outcome in ("timed_out" if text in TIMED_OUT else "failed", "timed_out" if text in EITHER else "")
     assert hostile.value is None
     assert hostile.error
@@ -80,7 +86,7 @@ def test_a_gigabyte_on_standard_output_goes_nowhere() -> None:
 
 def test_a_worker_that_floods_its_line_or_kills_its_keeper_is_replaced(pool: ScoringPool) -> None:
     for text in ("fill_descriptors", "kill_parent", "kill_all", *IN_VAIN):
-        hostile, other = pool.score([call(text), call("value 1")])
+        hostile, other = pool.score([hasty(text), call("value 1")])
         assert hostile.outcome in ("scored", "failed", "timed_out")
         assert other.value == 1.0
 
