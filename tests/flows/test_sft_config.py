@@ -23,7 +23,7 @@ FILES = ("data.environment=null", "data.train=rows.jsonl", "data.split=0.1")
 
 
 def test_the_recipe_is_short_and_reads_back(tmp_path) -> None:
-    assert recipe_names(SftConfig) == ["sft-cpu"]
+    assert recipe_names(SftConfig) == ["gsm8k-sft-1gpu", "sft-cpu"]
     assert len((RECIPES / "sft-cpu.yaml").read_text().splitlines()) < 40
     for config in (sft("seed=7"), sft(*FILES, "steps=null", "epochs=2")):
         path = tmp_path / "again.yaml"
