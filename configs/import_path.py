@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import sysconfig
 import traceback
@@ -55,3 +56,17 @@ def imported(path: str, field: str) -> Any:
         hint = did_you_mean(name, dir(module), "name a class or function of it")
         raise ConfigError(f"{field}: cannot import {path!r}: {module_name} has no {name!r}; {hint}")
     return getattr(module, name)
+
+
+def imported_function(path: str, field: str, call: str, *args: object, **kwargs: object) -> Any:
+    """The function at `package.module:name`, which takes such arguments. Args: call: how it is called, for the message.
+
+    Raises:
+        ConfigError: as `imported`, or it does not take them.
+    """
+    found = imported(path, field)
+    try:
+        inspect.signature(found).bind(*args, **kwargs)
+    except TypeError as error:
+        raise ConfigError(f"{field}: {path!r} cannot be called as {call}: {error}") from None
+    return found

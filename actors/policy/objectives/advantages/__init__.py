@@ -6,15 +6,13 @@ no gradient. `normalize` is whether policy.loss.normalize_advantages is `group`.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 
 from actors.policy.objectives.advantages.group_relative import group_relative
 from actors.policy.objectives.advantages.max_likelihood import max_likelihood
 from actors.policy.objectives.advantages.reinforce import reinforce
 from actors.policy.objectives.advantages.rloo import rloo
-from configs.base import ConfigError
-from configs.import_path import imported
+from configs.import_path import imported_function
 
 AdvantageFunction = Callable[..., Sequence[float]]
 _BUILT_IN: dict[str, AdvantageFunction] = {
@@ -31,10 +29,5 @@ def find(name: str) -> AdvantageFunction:
     Raises:
         ConfigError: it cannot be imported, or does not take these arguments.
     """
-    field = "policy.loss.advantages"
-    found: AdvantageFunction = _BUILT_IN.get(name) or imported(name, field)
-    try:
-        inspect.signature(found).bind([0.0], normalize=True)
-    except TypeError as error:
-        raise ConfigError(f"{field}: {name!r} cannot be called as function(rewards, normalize=...): {error}") from None
-    return found
+    call = "function(rewards, normalize=...)"
+    return _BUILT_IN.get(name) or imported_function(name, "policy.loss.advantages", call, [0.0], normalize=True)

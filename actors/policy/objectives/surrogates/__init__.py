@@ -12,7 +12,6 @@ graph replays it. The loss is a sum over tokens, so what is of a whole response 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 
 import torch
@@ -21,8 +20,7 @@ from actors.policy.objectives.surrogates.cispo import cispo
 from actors.policy.objectives.surrogates.clip import clip
 from actors.policy.objectives.surrogates.gspo import gspo
 from actors.policy.objectives.surrogates.sapo import sapo
-from configs.base import ConfigError
-from configs.import_path import imported
+from configs.import_path import imported_function
 
 SurrogateFunction = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 _BUILT_IN: dict[str, SurrogateFunction] = {"clip": clip, "gspo": gspo, "cispo": cispo, "sapo": sapo}
@@ -35,10 +33,5 @@ def find(name: str) -> SurrogateFunction:
     Raises:
         ConfigError: it cannot be imported, or does not take these arguments.
     """
-    field = "policy.loss.surrogate"
-    found: SurrogateFunction = _BUILT_IN.get(name) or imported(name, field)
-    try:
-        inspect.signature(found).bind(None, None, None, None, None)
-    except TypeError as error:
-        raise ConfigError(f"{field}: {name!r} cannot be called as function(logprobs, old, advantages, mask, loss): {error}") from None
-    return found
+    call = "function(logprobs, old, advantages, mask, loss)"
+    return _BUILT_IN.get(name) or imported_function(name, "policy.loss.surrogate", call, None, None, None, None, None)
