@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import secrets
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -62,7 +63,9 @@ def apply_defaults() -> None:
     os.environ.setdefault(_OURS, ",".join(name for name in OFFLINE if name not in os.environ))
     for name, value in {**OFFLINE, **RUNTIME}.items():
         os.environ.setdefault(name, value)
-    if ray_token_exists():  # clusters that Ray starts then ask for it; whoever joins one must send it
+    # Clusters that Ray starts then ask for the token; whoever joins one must send it. An imported Ray has read the mode, and looks again
+    # only where none is set: the second of two first runs at once would ask for a token and send none.
+    if "ray" not in sys.modules and ray_token_exists():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     password = get("PREFECT_SERVER_API_AUTH_STRING")
     if password and not (get("PREFECT_API_AUTH_STRING") or get("PREFECT_API_KEY")):  # a server of ours will ask our own processes for it

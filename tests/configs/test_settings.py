@@ -43,3 +43,21 @@ def test_of_many_first_runs_at_once_all_have_the_same_token_of_ray(tmp_path: Pat
     token.write_text("the user's own")
     settings.make_ray_token()
     assert token.read_text() == "the user's own"
+
+
+def test_a_token_that_another_first_run_makes_meanwhile_leaves_the_mode_to_ray(tmp_path: Path) -> None:
+    code = (
+        "import os; from pathlib import Path; from configs import settings\n"
+        "settings.apply_defaults()\n"
+        "import ray\n"
+        "settings.make_ray_token()\n"  # the other's
+        "settings.apply_defaults()\n"
+        "from ray._private.authentication.authentication_token_setup import enable_token_auth_by_default\n"
+        "from ray._raylet import AuthenticationMode, get_authentication_mode\n"
+        "enable_token_auth_by_default()\n"  # as ray.init does for a cluster of its own
+        "raise SystemExit(get_authentication_mode() != AuthenticationMode.TOKEN)"
+    )
+    environment = settings.child_environment(HOME=str(tmp_path))
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        environment.pop(name, None)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True, timeout=WAIT_S)
