@@ -182,7 +182,7 @@ def alternate(config: RunConfig, model: str, actors: RunActors) -> list[Any]:
             sync.ledger, sync.rollout.prompts_per_step, 0, "train", opened, partial(look_for, collector, NAMESPACE)
         ),
         ray.remote(Collector).options(name=collector, namespace=NAMESPACE, num_cpus=0, max_concurrency=4).remote(
-            sync, model, NAMESPACE, actors.engines, names.ENVIRONMENT, actors.address, ledger
+            sync, model, NAMESPACE, actors.engines, names.ENVIRONMENT, actors.address, ledger=ledger
         ),
     ]  # fmt: skip
     ray.get([handle.ready.remote() for handle in handles], timeout=120)
