@@ -11,7 +11,8 @@ from configs.import_path import one_of
 
 PREFERENCE = "dpo"
 OBJECTIVES, SURROGATES = ("grpo", PREFERENCE), ("clip", "gspo", "cispo", "sapo")
-ADVANTAGES = ("group_relative", "rloo", "max_likelihood", "reinforce")
+GROUPED = ("group_relative", "rloo", "max_likelihood")  # advantages over the other responses to a prompt
+ADVANTAGES = (*GROUPED, "reinforce")
 COMPONENTS = ("policy_gradient", "kl", "entropy", "cross_entropy")
 
 

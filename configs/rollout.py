@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from configs.base import StrictModel
 
@@ -46,13 +46,6 @@ class RolloutConfig(StrictModel):
                 "dynamic_sampling to true"
             )
         return self
-
-    @field_validator("responses_per_prompt")
-    @classmethod
-    def _a_group_has_two(cls, value: int) -> int:
-        if value < 2:
-            raise ValueError("a group of 1 has no baseline, so every advantage is 0: use 2 or more")
-        return value
 
 
 class GenerationConfig(StrictModel):

@@ -14,7 +14,7 @@ from configs.checkpoint import CheckpointConfig, EngineRecoveryConfig, RecoveryC
 from configs.deadlines import Deadlines
 from configs.environment import EnvironmentConfig
 from configs.guards import GuardsConfig
-from configs.loss import PREFERENCE
+from configs.loss import GROUPED, PREFERENCE
 from configs.model import ModelConfig, TeacherConfig
 from configs.policy import OptimizerConfig, PolicyConfig, WarmStartConfig
 from configs.redaction import Url, redacted
@@ -254,6 +254,20 @@ class RunConfig(BaseRunConfig, ScoredConfig):
                 f"rollout.top_p ({self.rollout.top_p:g}) and policy.loss.importance_sampling {how}: the engine's probabilities are of the "
                 "tokens that top_p left, the policy's of all tokens, so a response's weight falls with its length towards 0: set "
                 "rollout.top_p=1 or importance_sampling=none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_group_has_a_baseline(self) -> Self:
+        loss, alone = self.policy.loss, self.rollout.responses_per_prompt == 1
+        if alone and "policy_gradient" in loss.components and loss.advantages in GROUPED:
+            raise ValueError(
+                "rollout.responses_per_prompt: a group of 1 has no baseline, so every advantage is 0: use 2 or more; 1 is "
+                "enough for policy.loss.advantages reinforce and for a teacher alone"
+            )
+        if alone and self.rollout.dynamic_sampling:
+            raise ValueError(
+                "rollout.responses_per_prompt: a group of 1 has equal rewards, and dynamic_sampling leaves all such out: use 2 or more"
             )
         return self
 

@@ -38,6 +38,16 @@ def test_dump_of_a_model_path_reads_back(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
+    "overrides",
+    [["preset=reinforce-pp"], ["preset=on-policy-distillation", "policy.teacher.path=runs/teacher/hf"]],
+)
+def test_one_response_to_a_prompt_is_enough_where_no_group_is_compared(overrides) -> None:
+    assert load("arithmetic-cpu", ["rollout.responses_per_prompt=1", *overrides]).rollout.responses_per_prompt == 1
+    with pytest.raises(ConfigError, match="dynamic_sampling leaves all such out"):
+        load("arithmetic-cpu", ["rollout.responses_per_prompt=1", "rollout.dynamic_sampling=true", *overrides])
+
+
+@pytest.mark.parametrize(
     ("override", "words"),
     [
         ("model.hidden_sise=3", ["model.hidden_sise", "did you mean 'hidden_size'"]),
