@@ -36,7 +36,7 @@ from tasks.generate import generate, stop_generating
 from tasks.guards import GuardError, Guards, GuardsState, RollBackError, Trip
 from tasks.handles import RunActors
 from tasks.launch import launch, planned_actors
-from tasks.logprob import POLICY_LOGPROBS, REFERENCE_LOGPROBS, logprob, ref_logprob, reference_columns
+from tasks.logprob import POLICY_LOGPROBS, logprob, ref_logprob, reference_columns
 from tasks.refit import refit
 from tasks.reporting.samples import Phase
 from tasks.reporting.slowest import SlowestWriter
@@ -60,7 +60,7 @@ class GrpoStep(Step):
         self._dropped = ""  # why the step's groups are not trained
         self._taken: KVBatchMeta | None = None  # what the step has taken
         self._batch: KVBatchMeta | None = None  # to train on
-        self._columns: dict[str, str] = {}  # by stage that was sent
+        self._columns: dict[str, tuple[str, ...]] = {}  # by stage that was sent, what it writes
         self._inputs: StepInputs | None = None  # to be kept
         self._uids: tuple[str, ...] = ()  # of the groups that the step has taken
         self._samples: Sequence[Sample] = ()
@@ -92,13 +92,12 @@ class GrpoStep(Step):
 
     def submit_logprob(self, batch: KVBatchMeta) -> KVBatchMeta:
         """The policy's own log-probabilities of the samples (the `old` of the ratio); `train` comes after them."""
-        return self._log_probabilities("logprob", logprob, batch, POLICY_LOGPROBS, self._config.policy.why_no_logprob())
+        return self._log_probabilities("logprob", logprob, batch, (POLICY_LOGPROBS,), self._config.policy.why_no_logprob())
 
     def submit_ref_logprob(self, batch: KVBatchMeta) -> KVBatchMeta:
         """The reference's log-probabilities, for the KL penalty; what reads them comes after."""
         policy = self._config.policy
-        batch = self._log_probabilities("ref_logprob", ref_logprob, batch, REFERENCE_LOGPROBS, policy.why_no_ref_logprob())
-        return batch if policy.why_no_ref_logprob() else batch.with_fields(*reference_columns(policy))
+        return self._log_probabilities("ref_logprob", ref_logprob, batch, reference_columns(policy), policy.why_no_ref_logprob())
 
     def wait_for_advantage(self, batch: KVBatchMeta) -> KVBatchMeta:
         """Rewards against their group's mean, less the KL to the reference where it is in them; returns the rows to train on."""
@@ -169,20 +168,20 @@ class GrpoStep(Step):
         self.metrics |= {"refit_bytes": result["bytes"], "refit_pause_s": result["pause_s"]}
         events.refit_completed(self.number, result)
 
-    def _log_probabilities(self, stage: str, task: Any, batch: KVBatchMeta, column: str, why_not: str | None) -> KVBatchMeta:
+    def _log_probabilities(self, stage: str, task: Any, batch: KVBatchMeta, columns: tuple[str, ...], why_not: str | None) -> KVBatchMeta:
         self._futures[stage] = task.submit(
-            self._run.namespace, self.number, quoted(batch), column, self._config.deadlines.policy_stage, why_not
+            self._run.namespace, self.number, quoted(batch), columns[0], self._config.deadlines.policy_stage, why_not
         )
         if why_not:
             return batch
-        self._sent, self._columns[stage] = (*self._sent, stage), column
-        return batch.with_fields(column)  # it will be there when it is the next stage's turn
+        self._sent, self._columns[stage] = (*self._sent, stage), columns
+        return batch.with_fields(*columns)  # they will be there when it is the next stage's turn
 
     def _clear(self) -> PrefectFuture[Metrics] | None:
         """The groups' rows leave the data plane; groups that were not trained on go back into the ledger."""
         if not self._uids:
             return None
-        written = [column for stage, column in self._columns.items() if self._futures[stage].state.is_completed()]
+        written = [name for stage, columns in self._columns.items() if self._futures[stage].state.is_completed() for name in columns]
         inputs = self._inputs.ended([*written, "advantages"], self.metrics) if self._inputs else None
         arguments = self._fates(), self._config.deadlines.clear, quoted(inputs), self._run.directory.inputs
         return settle.submit(self._run.namespace, self.number, *arguments)

@@ -35,7 +35,12 @@ def picture_svg(metrics: Sequence[Mapping[str, Any]], view: View) -> str:
         metrics: lines of metrics.jsonl, or any rows with `step`; may be empty.
     """
     rows = by_step(metrics)
-    charts = with_sets(view.charts, rows)
+    return charts_svg(rows, with_sets(view.charts, rows))
+
+
+def charts_svg(metrics: Sequence[Mapping[str, Any]], charts: Sequence[Chart]) -> str:
+    """The same of these charts. Args: as of `picture_svg`."""
+    rows = by_step(metrics)
     steps = (int(rows[0]["step"]), int(rows[-1]["step"])) if rows else (0, 0)
     across, down = WIDTH + _GAP, HEIGHT + _HEAD + _GAP
     width, height = _COLUMNS * across + _GAP, -(-len(charts) // _COLUMNS) * down
