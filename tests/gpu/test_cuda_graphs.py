@@ -11,6 +11,8 @@ import torch
 
 from actors.data_plane.in_memory import MemoryPlane
 from actors.data_plane.sharding import plan_batch
+from configs.loader import load, preset_names
+from configs.loss import LossConfig
 from configs.policy import PolicyConfig
 from tests.actors.policy import tiny
 from tests.gpu.test_policy import FIELDS, worker
@@ -45,22 +47,41 @@ class Run:
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-def run(model: Path, directory: Path, layout: str, dtype: str, impl: str) -> Run:
+def run(
+    model: Path,
+    directory: Path,
+    layout: str,
+    dtype: str,
+    impl: str,
+    loss: Any = MIXTURE,
+    steps: int = STEPS,
+    older: bool = False,
+    device: str = "cuda",
+) -> Run:
+    """Args: older: the ratio is to the engine's log-probabilities, far from the policy's: to its own, every loss would be the same."""
     config = PolicyConfig(
-        device="cuda", dtype=dtype, batching=LAYOUTS[layout], cuda_graph={"impl": impl, "warmup_steps": 2},
-        optimizer={"lr": 1e-3}, loss=MIXTURE, recompute_logprobs="always",
+        device=device, dtype=dtype, batching=LAYOUTS[layout], cuda_graph={"impl": impl, "warmup_steps": 2},
+        optimizer={"lr": 1e-3}, loss=loss, recompute_logprobs="always",
         loss_scale={"initial": 2.0**24, "growth_steps": 4},  # of float16: overflows, and a scale that changes under the graphs
     )  # fmt: skip
     plane, seen = MemoryPlane(), Run()
-    plane.register_partition("train", fields=FIELDS)
+    plane.register_partition("train", fields=(*FIELDS, "reference_logprobs"))
     with worker(config, model, plane, directory) as policy:
-        for step in range(STEPS):
+        if config.why_no_ref_logprob() is None:
+            policy.snapshot_reference()
+        for step in range(steps):
             longest = 4 + (45 if layout == "dense" else 6) * (step % 7)
             meta, columns = tiny.batch(step, 96, rows=ROWS, longest=longest)
+            if older:
+                columns["policy_logprobs"] = columns["generation_logprobs"]
             meta = plane.put(meta, columns)
-            policy.logprob(plan_batch(meta, config.batching, data_parallel=1).shards[0], "policy_logprobs")
-            meta = meta.with_fields("policy_logprobs")
+            if not older:
+                policy.logprob(plan_batch(meta, config.batching, data_parallel=1).shards[0], "policy_logprobs")
+                meta = meta.with_fields("policy_logprobs")
             seen.logprobs += plane.get(meta, ["policy_logprobs"])["policy_logprobs"]
+            if config.why_no_ref_logprob() is None:
+                policy.logprob(plan_batch(meta, config.batching, data_parallel=1).shards[0], "reference_logprobs", True)
+                meta = meta.with_fields("reference_logprobs")
             metrics = policy.train(plan_batch(meta, config.batching, data_parallel=1).shards[0], "grpo")
             counts = {name: metrics.pop(name) for name in list(metrics) if name.startswith("cuda_graph/")}
             metrics = {name: value for name, value in metrics.items() if not name.startswith("gpu_memory/")}  # graphs have pools
@@ -91,6 +112,29 @@ def test_replay_equals_eager_bit_for_bit(layout: str, dtype: str, tmp_path: Path
     assert total["cuda_graph/replays"] > total["cuda_graph/eager"]
     assert total["cuda_graph/captures"] >= 4  # two shapes at least, in two stages
     assert total["cuda_graph/dropped"] == 0
+
+
+def losses() -> list[Any]:
+    """Those of the presets that learn from rewards, each with a KL to the reference, and a KL alone."""
+    found = {}
+    for name in preset_names():
+        loss = load("arithmetic-cpu", [f"preset={name}"]).policy.loss
+        if loss.policy_gradient_coef:
+            found[name] = loss.model_copy(update={"kl_coef": 0.1})
+    return [pytest.param(loss, id=name) for name, loss in found.items()]
+
+
+@pytest.mark.parametrize("loss", losses())
+def test_each_loss_replays_as_it_is_eager(loss: LossConfig, tmp_path: Path) -> None:
+    model = tiny.write_model(tmp_path / "model", "qwen3", tied=True, max_position_embeddings=512)
+    seen = {}
+    for impl in ("none", "full_iteration"):
+        (tmp_path / impl).mkdir()
+        seen[impl] = run(model, tmp_path / impl, "packed", "bfloat16", impl, loss, steps=8, older=True)
+    eager, graphs = seen.values()
+    assert graphs.metrics == eager.metrics
+    assert all(torch.equal(graphs.weights[name], tensor) for name, tensor in eager.weights.items())
+    assert sum(step["cuda_graph/replays"] for step in graphs.counts) > 0
 
 
 def test_weights_that_move_are_captured_anew(tmp_path: Path) -> None:
