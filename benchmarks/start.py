@@ -5,6 +5,7 @@ compiled kernels), as on a new machine; the second finds the first one's, and is
 
   value        seconds from the command to the first step's line
   detail.at    the same to other lines that it prints
+  detail.ready what engine and policy say of their own start
   detail.cpu   CPU seconds by part until then: with two cores the value is at least half of their sum
 
     .venv/bin/python -m benchmarks.start [--recipe arithmetic-cpu] [field=value ...]
@@ -31,6 +32,7 @@ from configs import settings
 
 _MARK = "GRPO_FLOWS_BENCHMARK_START"  # in the environment of all that the command starts
 _STEP = "(warm start|step) 1/"
+_READY = "(engine-0|policy): "  # what an actor says of its own start
 _LINES = {  # what a line begins with, and what has been done then
     "Prefect UI:": "prepared, Prefect's server answers",
     "starting Ray: done": "Ray runs",
@@ -50,7 +52,13 @@ _ACTORS = {  # by what stands in the title that Ray gives the process
     "Ledger": "ledger",
     "EnvironmentActor": "rewards",
 }
-_OTHERS = {"actors.environments.": "rewards", "prefect server": "Prefect's server", "flows.console": "flow"}  # by command line
+_OTHERS = {  # by command line, or by the title that a process gives itself
+    "actors.environments.": "rewards",
+    "prefect server": "Prefect's server",
+    "flows.console": "flow",
+    "VLLM::": "engine",
+    "compile_worker": "Inductor's compilers",
+}
 _END_S = 60.0
 
 
@@ -109,7 +117,8 @@ def start(home: Path, name: str, recipe: str, overrides: list[str]) -> dict[str,
                 if re.match(words, line):
                     at.setdefault(label, round(time.monotonic() - began, 1))
             if re.match(_STEP, line):
-                return {"at": at, "cpu": cpu_by_part(name)}
+                ready = [one.strip() for one in said if re.match(_READY, one)]
+                return {"at": at, "ready": ready, "cpu": cpu_by_part(name)}
     finally:
         command.send_signal(signal.SIGINT)
         try:

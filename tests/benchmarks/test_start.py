@@ -12,6 +12,8 @@ from benchmarks.start import part_of
     [
         ("ray::engine-0:Engine.__init__", "engine"),
         ("ray::EngineActor", "engine"),
+        ("VLLM::EngineCore", "engine"),
+        ("python .../torch/_inductor/compile_worker/__main__.py --workers=16 --parent=7", "Inductor's compilers"),
         ("ray::policy-worker-0:PolicyWorkerActor.setup", "policy workers"),
         ("ray::policy:PolicyGroup.ready", "policy group"),
         ("ray::data_plane_storage_0:StorageUnit.__init__", "data plane"),
