@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.reporting.jsonl import read_lines
+from tasks.reporting.metrics import by_step
 from tasks.reporting.plots import charts_svg
 from tasks.reporting.run_dir import RunDirectory
 from tasks.reporting.views import COLORS, Chart, Series
@@ -39,7 +40,7 @@ def curves(charts: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]], metr
             rows += points
         series = tuple(Series(label, f"{title}/{label}", color) for color, label in enumerate(runs, start=1))
         drawn.append(Chart(title, metric, series))
-    return charts_svg(sorted(rows, key=lambda row: int(row["step"])), drawn)
+    return charts_svg(by_step(rows), drawn)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -38,9 +38,8 @@ def picture_svg(metrics: Sequence[Mapping[str, Any]], view: View) -> str:
     return charts_svg(rows, with_sets(view.charts, rows))
 
 
-def charts_svg(metrics: Sequence[Mapping[str, Any]], charts: Sequence[Chart]) -> str:
-    """The same of these charts. Args: as of `picture_svg`."""
-    rows = by_step(metrics)
+def charts_svg(rows: Sequence[Row], charts: Sequence[Chart]) -> str:
+    """The same of these charts. Args: rows: of `by_step`."""
     steps = (int(rows[0]["step"]), int(rows[-1]["step"])) if rows else (0, 0)
     across, down = WIDTH + _GAP, HEIGHT + _HEAD + _GAP
     width, height = _COLUMNS * across + _GAP, -(-len(charts) // _COLUMNS) * down

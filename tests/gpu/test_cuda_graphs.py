@@ -56,11 +56,10 @@ def run(
     loss: Any = MIXTURE,
     steps: int = STEPS,
     older: bool = False,
-    device: str = "cuda",
 ) -> Run:
     """Args: older: the ratio is to the engine's log-probabilities, far from the policy's: to its own, every loss would be the same."""
     config = PolicyConfig(
-        device=device, dtype=dtype, batching=LAYOUTS[layout], cuda_graph={"impl": impl, "warmup_steps": 2},
+        device="cuda", dtype=dtype, batching=LAYOUTS[layout], cuda_graph={"impl": impl, "warmup_steps": 2},
         optimizer={"lr": 1e-3}, loss=loss, recompute_logprobs="always",
         loss_scale={"initial": 2.0**24, "growth_steps": 4},  # of float16: overflows, and a scale that changes under the graphs
     )  # fmt: skip
@@ -115,7 +114,7 @@ def test_replay_equals_eager_bit_for_bit(layout: str, dtype: str, tmp_path: Path
 
 
 def losses() -> list[Any]:
-    """Those of the presets that learn from rewards, each with a KL to the reference, and a KL alone."""
+    """Those of the presets that learn from rewards, each with a KL to the reference."""
     found = {}
     for name in preset_names():
         loss = load("arithmetic-cpu", [f"preset={name}"]).policy.loss
