@@ -6,7 +6,8 @@
 
 Both get the same prompts with the same sampling options (those of a run: a seed for each request, the sampled tokens' log-probabilities),
 and both processes keep what their start has made out of Python's garbage collector. Both engines are on the GPU all the time; their
-rounds take turns, and so does who goes first. Random weights of SmolLM2-135M's shape, no token ends a response. `value` is the median over
+rounds take turns, and so does who goes first. Each round of ours is a step of a synchronous run: before it, outside its time, the weight
+version grows and the weights are sent again. Random weights of SmolLM2-135M's shape, no token ends a response. `value` is the median over
 the rounds of our tokens/s until the last response over vLLM's.
 
     .venv/bin/python -m benchmarks.rollout [--size 32x16x256] [--rounds 6] [field=value ...]
@@ -26,8 +27,9 @@ from typing import Any
 import ray
 
 from actors import names
-from actors.generation.types import GenerationRequest
+from actors.generation.types import GenerationRequest, UpdateOptions
 from actors.heap import freeze_heap
+from actors.policy.turns import Turn
 from actors.rollout.in_flight import PromptGroup, group_requests
 from actors.rollout.prompts import PromptEncoder, PromptStream
 from actors.rollout.transitions import Admitted
@@ -76,14 +78,17 @@ def draw(config: RunConfig, model: str, rounds: int) -> list[list[GenerationRequ
     return found
 
 
-def ours(config: RunConfig, number: int) -> tuple[int, float, float]:
+def ours(config: RunConfig, engines: Sequence[str], number: int) -> tuple[int, float, float]:
     """Response tokens; seconds until the last, and until all were scored and stored."""
+    if number:  # a synchronous step takes responses of its own version only
+        gpu_run.ask(names.POLICY, "pass_over", Turn(number, "train"))
+        gpu_run.ask(names.POLICY, "refit", engines, UpdateOptions())
     claim, report = gpu_run.rollout(number, config.rollout.prompts_per_step)
     gpu_run.ask(names.LEDGER, "trained", claim.uids)  # else the next round's groups get no places
     return int(report["generated_tokens"]), report["time/generate"], report["time/generate"] + report["time/score_and_store"]
 
 
-def turns(config: RunConfig, alone: Any, requests: Sequence[list[GenerationRequest]]) -> Iterator[dict[str, float]]:
+def turns(config: RunConfig, engines: Sequence[str], alone: Any, requests: Sequence[list[GenerationRequest]]) -> Iterator[dict[str, float]]:
     """Tokens/s of each round. Who goes first alternates."""
 
     def by_itself() -> tuple[int, float]:
@@ -92,9 +97,9 @@ def turns(config: RunConfig, alone: Any, requests: Sequence[list[GenerationReque
 
     for number in range(len(requests)):
         if number % 2:
-            mine, (tokens, seconds) = ours(config, number), by_itself()
+            mine, (tokens, seconds) = ours(config, engines, number), by_itself()
         else:
-            (tokens, seconds), mine = by_itself(), ours(config, number)
+            (tokens, seconds), mine = by_itself(), ours(config, engines, number)
         assert mine[0] == tokens, f"{mine[0]} response tokens, vLLM alone {tokens}"
         yield {"alone": tokens / seconds, "generate": tokens / mine[1], "stored": tokens / mine[2]}
 
@@ -116,7 +121,7 @@ def main() -> None:
             alone: Any = ray.remote(num_cpus=1)(Alone).remote(config.generation, model)
             gpu_run.ask(names.COLLECTOR, "begin_generating")
             rows = []
-            for row in turns(config, alone, draw(config, model, options.rounds + 2)):
+            for row in turns(config, actors.engines, alone, draw(config, model, options.rounds + 2)):
                 rows.append(row)
                 print("  ".join(f"{name} {value:.0f} tokens/s" for name, value in row.items()), flush=True)
             ray.kill(alone)
