@@ -54,6 +54,7 @@ _ACTORS = {  # by what stands in the title that Ray gives the process
 }
 _OTHERS = {  # by command line, or by the title that a process gives itself
     "actors.environments.": "rewards",
+    "actors.forks.": "imports",
     "prefect server": "Prefect's server",
     "flows.console": "flow",
     "VLLM::": "engine",

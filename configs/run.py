@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from configs import settings
 from configs.base import StrictModel, did_you_mean
 from configs.checkpoint import CheckpointConfig, EngineRecoveryConfig, RecoveryConfig
 from configs.deadlines import Deadlines
@@ -45,6 +46,12 @@ class RayConfig(StrictModel):
     strategy: Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"] = Field(  # ray: placement_group(strategy)
         "SPREAD", description="Of several nodes: how tensor-parallel groups and engines, each whole on one, are dealt over them."
     )
+
+    @property
+    def joined(self) -> str | None:
+        """The address of the cluster that a run joins; None: it starts one of its own."""
+        address = self.address or settings.ray_address()
+        return None if address == "local" else address
 
 
 LATEST = "latest"  # in `output_dir`, the link to the newest run

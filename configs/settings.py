@@ -117,6 +117,12 @@ def get(name: str) -> str | None:
     return os.environ.get(name) or None
 
 
+def replace_all(values: Mapping[str, str]) -> None:
+    """Make these the only variables of this process: a fork that becomes another process."""
+    os.environ.clear()
+    os.environ.update(values)
+
+
 def lifted(*names: str) -> dict[str, str]:
     """Off, for a child process: those of these `OFFLINE` switches that are on because of `apply_defaults`, and not by the user's will."""
     return {name: "0" for name in names if name in (get(_OURS) or "").split(",")}

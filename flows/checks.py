@@ -33,7 +33,7 @@ from configs.loader import load_any
 from configs.run import BaseConfig, BaseRunConfig, RunConfig
 from configs.sft import SftConfig
 from flows.resume import origin_of
-from tasks.cluster import joined, probe
+from tasks.cluster import probe
 from tasks.launch import placement_here
 from tasks.reporting.jsonl import read_lines
 from tasks.reporting.run_dir import RunDirectory
@@ -86,7 +86,7 @@ def _outside(config: BaseConfig, scratch: Path) -> Iterator[str]:
     if (url := configured_url()) is not None:
         check_configured(url)
         yield f"Prefect: {url} answers"
-    if isinstance(config, BaseRunConfig | EvaluateConfig) and (address := joined(config.ray)):
+    if isinstance(config, BaseRunConfig | EvaluateConfig) and (address := config.ray.joined):
         probe(address)
         found = "is looked for when the run begins" if address == "auto" else "listens; whether it lets us in the run will see"
         yield f"Ray: {address} {found} (its nodes: grpo-flows doctor --cluster)"
@@ -107,7 +107,7 @@ def _data(config: BaseConfig, prepared: Any, problems: Problems | None) -> str:
 
 
 def _placement(config: BaseRunConfig | EvaluateConfig) -> Iterator[str]:
-    if joined(config.ray):
+    if config.ray.joined:
         yield "placement: is the cluster's, and was not looked at"
         return
     yield f"placement: {placement_here(config).describe()}"
@@ -163,7 +163,7 @@ def _worth(verdict: Verdict) -> str:
 
 def _cost(config: RunConfig | SftConfig, prepared: Any, problems: Problems | None) -> Iterator[str]:
     """What a step will take: as an earlier run of the same settings, else as planned, where it is known what computes."""
-    elsewhere = joined(config.ray) is not None
+    elsewhere = config.ray.joined is not None
     gpus = 0 if elsewhere else placement_here(config).gpus
     if (before := _measured(config)) is not None:
         seconds, how = before

@@ -10,12 +10,14 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from configs import settings
 from configs.base import ConfigError, did_you_mean
+from configs.evaluate import EvaluateConfig
 from configs.loader import load
+from configs.run import BaseConfig, BaseRunConfig
 from flows.arguments import COMMANDS, VARIABLE, Command, parse_flow
 
 
@@ -51,30 +53,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _server_ahead(command: Command, arguments: Sequence[str]) -> Iterator[None]:
-    """Prefect's server of a flow that is going to run starts while the block imports the flow."""
-    if not will_run(command, arguments):
+    """Prefect's server of a flow that is going to run starts while the block imports the flow, and so does that of its workers."""
+    config = of_a_run(command, arguments)
+    if config is None:
         yield
         return
+    from actors.forks.server import running
     from flows.service import server
     from tasks.scratch import scratch
 
-    with scratch():  # for the server's temporary files, too
+    joins = isinstance(config, BaseRunConfig | EvaluateConfig) and config.ray.joined
+    with scratch() as place, nullcontext() if joins else running(place):  # for the servers' temporary files, too
         server.begin()
         yield
 
 
-def will_run(command: Command, arguments: Sequence[str]) -> bool:
-    """Whether a flow will, unless its data or its model is wrong."""
+def of_a_run(command: Command, arguments: Sequence[str]) -> BaseConfig | None:
+    """The configuration of the flow that is going to run, unless its data or its model is wrong. None: none will."""
     if command.root is None:
-        return False
+        return None
     options = parse_flow(command.name, arguments)
     if options.check or options.dry_run:
-        return False
+        return None
     try:
-        load(options.recipe, options.overrides, command.root)
+        return load(options.recipe, options.overrides, command.root)
     except ConfigError:  # the command itself says so
-        return False
-    return True
+        return None
 
 
 def usage() -> str:

@@ -8,14 +8,17 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import ray
+from ray._private import ray_constants
 from ray._private.node import Node
 
+from actors.forks import client
+from actors.forks import server as forks
 from configs import settings
 from configs.base import ConfigError
 from configs.run import RayConfig
@@ -34,18 +37,12 @@ def cluster(config: RayConfig, namespace: str, num_cpus: int, num_gpus: int | No
     if ray.is_initialized():
         yield "the Ray cluster that this process has joined"
         return
-    with scratch() as place:
+    with scratch() as place, nullcontext() if config.joined else forks.running(place):
         yield from _cluster(config, namespace, num_cpus, num_gpus, place)
 
 
-def joined(config: RayConfig) -> str | None:
-    """The address of the cluster that a run joins; None: it starts one of its own."""
-    address = config.address or settings.ray_address()
-    return None if address == "local" else address
-
-
 def _cluster(config: RayConfig, namespace: str, num_cpus: int, num_gpus: int | None, place: Path) -> Iterator[str]:
-    address = joined(config)
+    address = config.joined
     # ray.init puts its own SIGTERM handler in place of Prefect's, and a cancelled run would then end as Crashed.
     handler = signal.getsignal(signal.SIGTERM)
     if address:
@@ -55,7 +52,7 @@ def _cluster(config: RayConfig, namespace: str, num_cpus: int, num_gpus: int | N
     else:
         if settings.get("RAY_AUTH_MODE") != "disabled":
             settings.make_ray_token()
-        with _interruptible_children(), _bare_head():
+        with _interruptible_children(), _bare_head(), forked_workers():
             ray.init(
                 address="local",
                 namespace=namespace,
@@ -135,6 +132,13 @@ def _bare_head() -> Iterator[None]:
     time of Ray's start, in which ray.init waits for the second. It has no option for either.
     """
     with patch.multiple(Node, start_monitor=_start_nothing, start_api_server=_start_nothing):
+        yield
+
+
+@contextmanager
+def forked_workers() -> Iterator[None]:
+    """Workers of clusters that start inside the block are forks of the process's server, if there is one (actors/forks)."""
+    with patch.object(ray_constants, "SETUP_WORKER_FILENAME", client.__file__):  # joined to a directory's path, which this one replaces
         yield
 
 

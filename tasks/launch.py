@@ -50,7 +50,6 @@ from configs.run import BaseRunConfig, RunConfig, ScoredConfig
 from configs.sft import SftConfig
 from tasks import nodes
 from tasks.call import STAGE
-from tasks.cluster import joined
 from tasks.handles import EvaluationActors, RunActors
 from tasks.placement import EnginePlacement, Placement, PolicyPlacement, place, place_engines, place_policy
 from tasks.standing import end, keep_standing, wait_until_gone
@@ -148,7 +147,7 @@ def logical_gpus(*configs: BaseRunConfig | EvaluateConfig) -> int | None:
     Raises:
         ConfigError: this machine's do not allow the placement.
     """
-    if joined(configs[0].ray) or ray.is_initialized():
+    if configs[0].ray.joined or ray.is_initialized():
         return None
     return max(placement_here(config).gpus for config in configs)
 

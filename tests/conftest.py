@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +21,8 @@ import ray  # noqa: E402  (after the settings: they are read at import)
 
 import benchmarks  # noqa: E402
 import tests  # noqa: E402
+from actors.forks.server import running  # noqa: E402
+from tasks.cluster import forked_workers  # noqa: E402
 
 # An actor of a test's class would else import the test's module, and with it pytest, Prefect and whatever the test is about.
 for package in (tests, benchmarks):
@@ -43,45 +42,26 @@ hypothesis.settings.load_profile("shared")
 
 
 @pytest.fixture(scope="session")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Ray's workers are forks of one process, in this process's clusters and in those of its children: see tests/zygote.py."""
-    import torch
-
-    if torch.cuda.is_available():  # a fork of a process that has looked for GPUs cannot use them
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Ray's workers are forks of one process, in the clusters that this process starts and in those of its children: see actors/forks."""
+    with running(tmp_path_factory.mktemp("forks")):
         yield
-        return
-    address = str(tmp_path_factory.mktemp("zygote") / "socket")
-    path = os.pathsep.join((str(ROOT / "tests/startup"), settings.python_path(ROOT)))
-    environment = settings.child_environment(
-        PYTHONPATH=settings.python_path(ROOT),
-        OMP_NUM_THREADS="1",
-        OMP_WAIT_POLICY="passive",
-        JE_ARROW_MALLOC_CONF="background_thread:false",  # no thread may live before the fork
-        TORCH_COMPILE_DISABLE="1",  # as in an eager engine; Megatron's decorators are not to compile either
-    )
-    command = [sys.executable, "-W", "ignore", "-m", "tests.zygote", address]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        settings.set_for_process(PYTHONPATH=path, TESTS_ZYGOTE=address)
-        yield
-        process.stdin.close()
 
 
 @pytest.fixture(scope="session")
-def ray_session(zygote: None) -> Iterator[None]:
+def ray_session(forks: None) -> Iterator[None]:
     """A cluster of this session's own; tests keep apart by namespace."""
-    ray.init(
-        address="local",
-        num_cpus=16,  # logical: actors of several rooms live side by side, most of them idle
-        include_dashboard=False,
-        object_store_memory=256 * 2**20,
-        log_to_driver=False,
-        namespace="tests",
-        _node_ip_address="127.0.0.1",
-        runtime_env={"env_vars": {"PYTHONPATH": settings.python_path(ROOT)}},
-    )
+    with forked_workers():
+        ray.init(
+            address="local",
+            num_cpus=16,  # logical: actors of several rooms live side by side, most of them idle
+            include_dashboard=False,
+            object_store_memory=256 * 2**20,
+            log_to_driver=False,
+            namespace="tests",
+            _node_ip_address="127.0.0.1",
+            runtime_env={"env_vars": {"PYTHONPATH": settings.python_path(ROOT)}},
+        )
     yield
     ray.shutdown()
 

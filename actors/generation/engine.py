@@ -18,6 +18,7 @@ import atexit
 import itertools
 import logging
 import shutil
+import sys
 import threading
 import time
 import uuid
@@ -79,6 +80,8 @@ def prepare_process(config: GenerationConfig) -> None:
     if config.enforce_eager:
         # Helpers of vLLM's sampler are compiled even then: 35 s at the first start, 20 s at later ones, on two cores.
         values["TORCH_COMPILE_DISABLE"] = "1"
+        if "torch" in sys.modules:  # has read it already: a fork (actors/forks)
+            sys.modules["torch"].compiler.set_stance("force_eager")
     settings.set_for_process(**values)
 
 
@@ -135,6 +138,7 @@ class Engine:
         from actors.generation import in_process, sampling, streaming, vllm_executors
 
         self._sampling, self._job = sampling, vllm_executors.Job
+        vllm_executors.look_at_class(model_path)
         arguments = vllm_executors.engine_arguments(self._config, model_path, self._seed, self._transport.backend)
         if self._config.executor == "in_process":
             self._executor = in_process.InProcess(arguments, self)

@@ -19,6 +19,7 @@ from vllm.outputs import RequestOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
+from actors.forks.server import fork_children
 from actors.generation.types import UpdateOptions
 from actors.generation.vllm_executors import Executor, Job, Sink, must_reset, overdue, prompt_input, record_versions
 from actors.refit.transport import UpdateInfo
@@ -88,6 +89,7 @@ class Async(Executor):
         return asyncio.run_coroutine_threadsafe(bounded(), self._loop).result()
 
     async def _begin(self, arguments: dict[str, Any]) -> AsyncLLM:
+        fork_children()
         llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
         record_versions(llm.output_processor, self.versions)
         return llm

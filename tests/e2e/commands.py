@@ -36,10 +36,10 @@ def start_command(
         disk: a directory and the MiB of a disk that the command finds there (tests/disks.py). node: where it runs (tests/nodes.py).
         variables: of its environment.
 
-    Ray's workers are its own children, not forks of the tests' zygote: those would not have the mark.
+    It has a server of forks of its own: the forks of the tests' one would not have the mark.
     """
     command = [sys.executable, "-m", "flows.console", "run" if flow == "grpo" else flow, f"output_dir={output}", *overrides]
-    own = {"GRPO_TEST_MARK": mark, "TESTS_ZYGOTE": "", "PREFECT_HOME": str(output / "prefect"), "PREFECT_API_URL": ""}
+    own = {"GRPO_TEST_MARK": mark, "GRPO_FLOWS_FORKS": "", "PREFECT_HOME": str(output / "prefect"), "PREFECT_API_URL": ""}
     command = with_disk(*disk, command) if disk else command
     return subprocess.Popen(
         node.command(command) if node else command,

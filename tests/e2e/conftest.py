@@ -106,7 +106,7 @@ def _weigh(value: Any) -> tuple[int, int]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def forked_workers(zygote: None) -> None:
+def forked_workers(forks: None) -> None:
     """Also those of the commands that these tests start."""
 
 

@@ -60,13 +60,13 @@ class Deployed:
     def environment(self, **extra: str) -> dict[str, str]:
         """Of a person's shell in the home directory: nothing there names the server or the cluster.
 
-        Ray's workers are in the cluster's session, as in a person's, and not forks of the tests' zygote.
+        Ray's workers are in the cluster's session, as in a person's, and not forks of the tests' server.
         """
         own = {
             "PREFECT_HOME": str(self.home / "prefect"),
             "PREFECT_SERVER_API_AUTH_STRING": PASSWORD,
             "PYTHONPATH": settings.python_path(ROOT),
-            "TESTS_ZYGOTE": "",
+            "GRPO_FLOWS_FORKS": "",
         }
         values = settings.child_environment(**own, **extra)
         return {name: value for name, value in values.items() if name not in {"PREFECT_API_URL", "RAY_ADDRESS", "PREFECT_UI_API_URL"}}

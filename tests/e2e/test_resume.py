@@ -226,7 +226,7 @@ def test_ctrl_c_saves_the_step_and_the_run_goes_on_in_its_directory(
     assert CheckpointStore(str(directory / "checkpoints"), tmp_path).steps() == [2]
     exported = subprocess.run(
         [sys.executable, "-m", "flows.export", str(directory), "--to", str(tmp_path / "exported")],
-        cwd=ROOT, env=settings.child_environment(TESTS_ZYGOTE=""), capture_output=True, text=True, timeout=WAIT_S,
+        cwd=ROOT, env=settings.child_environment(GRPO_FLOWS_FORKS=""), capture_output=True, text=True, timeout=WAIT_S,
     )  # fmt: skip
     assert "the weights after step 2" in exported.stdout, exported.stderr
     ours, theirs = (load_file(path / "model.safetensors") for path in (tmp_path / "exported", directory / "hf"))

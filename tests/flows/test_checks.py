@@ -15,7 +15,6 @@ from actors.space import size
 from configs.loader import RECIPES, dump, load
 from configs.run import RayConfig
 from flows import evaluate, grpo, retrain, sft
-from tasks.cluster import joined
 
 
 @pytest.fixture
@@ -96,7 +95,7 @@ def test_a_cluster_is_not_joined_and_not_planned_for(
         assert "time: 36 s a step (the median of 1 steps of runs/before)" in lines
         assert any(line.startswith("time: 170 steps: 1.7 h, the cluster's GPUs were not looked at; ") for line in lines)
     assert ray.is_initialized() == already
-    assert joined(RayConfig(address="local")) is None  # as Ray means it: a cluster of one's own
+    assert RayConfig(address="local").joined is None  # as Ray means it: a cluster of one's own
 
 
 REWARD = "def own(completions, answer):\n    return [1.0 if completions[0] == answer[0] else {other}]\n"

@@ -12,7 +12,6 @@ from actors import names
 from tasks.standing import end
 from tests.actors.policy.test_executors import Owner, Request, Toy
 from tests.patience import WAIT_S
-from tests.zygote import OWN_PROCESS
 
 
 def semaphores() -> set[Path]:
@@ -39,7 +38,7 @@ def test_what_a_compiled_graph_has_made_goes_with_its_owner(owner: type[Owner]) 
     """And an owner that does not answer is ended all the same, within seconds."""
     before = semaphores()
     workers = [ray.remote(Toy).options(num_cpus=0).remote(rank) for rank in range(2)]
-    options = {"name": "policy-that-ends", "namespace": "standing", "runtime_env": OWN_PROCESS}  # a fork of the zygote exits in its own way
+    options = {"name": "policy-that-ends", "namespace": "standing"}
     policy = ray.remote(owner).options(num_cpus=0, max_concurrency=2, **options).remote()
     ray.get(policy.build.remote("compiled", [{"a": workers[0], "b": workers[1]}], 60.0), timeout=WAIT_S)
     assert ray.get(policy.run.remote([Request("add", (1,))]), timeout=WAIT_S) == [[1, 2]]

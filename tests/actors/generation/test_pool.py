@@ -22,7 +22,6 @@ from actors.refit.manifest import WeightMismatchError
 from configs.rollout import GenerationConfig
 from tests.actors.generation.conftest import EOS, NAMESPACE, PROMPTS, RunningEngine, build_model, request, update, weights_of
 from tests.patience import WAIT_S
-from tests.zygote import OWN_PROCESS
 
 
 def test_pool_generates_and_refits(engine: RunningEngine) -> None:
@@ -100,14 +99,14 @@ def test_an_engine_that_was_never_there_is_named(ray_session: None) -> None:
 
 @pytest.fixture
 def with_core(ray_session: None, tmp_path: Path) -> Iterator[tuple[int, list[psutil.Process]]]:
-    """An engine with executor async: the actor's process id, and the processes that vLLM started below it."""
+    """An engine with executor async: the actor's process id, and the processes that vLLM started for it, which are of its group."""
     build_model("qwen3", True, 0).save_pretrained(tmp_path)
     config = GenerationConfig(executor="async", kv_cache_gib=0.125)
-    options = {"name": "engine-async", "namespace": NAMESPACE, "num_cpus": 1, "runtime_env": OWN_PROCESS}
+    options = {"name": "engine-async", "namespace": NAMESPACE, "num_cpus": 1}
     handle = engine_actor_class().options(**options).remote(config, str(tmp_path), 0, EOS)
     ray.get(handle.ready.remote(), timeout=WAIT_S)
     pid = ray.get(handle.__ray_call__.remote(lambda self: os.getpid()), timeout=WAIT_S)
-    yield pid, psutil.Process(pid).children(recursive=True)
+    yield pid, [process for process in psutil.process_iter() if process.pid != pid and os.getpgid(process.pid) == pid]
     ray.kill(handle)
 
 

@@ -1,0 +1,166 @@
+"""Workers are forks of the process that has imported the libraries: what they inherit, what they do not, and how both ends end."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+
+from actors.forks import client, server
+from configs import settings
+
+WAIT_S = 60.0
+PROGRAM = """
+import json, os, sys
+print(json.dumps([sys.argv, os.environ.get("A"), os.getcwd(), os.getppid(), "torch" in sys.modules]), flush=True)
+print("and an error", file=sys.stderr, flush=True)
+{}
+"""
+
+
+@pytest.fixture(scope="module")
+def address(forks: None) -> str:
+    return settings.get(client.ADDRESS) or ""
+
+
+def start(program: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    """The program as Ray starts a worker."""
+    program.parent.mkdir(exist_ok=True)
+    context = json.dumps({"env_vars": {"A": "${B}b", **variables}})
+    command = [
+        sys.executable,
+        client.__file__,
+        str(program),
+        *arguments,
+        f"--serialized-runtime-env-context={context}",
+        "--language=PYTHON",
+    ]
+    environment = settings.child_environment(B="a")
+    return subprocess.Popen(command, env=environment, cwd=program.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def written(place: Path, end: str) -> Path:
+    program = place / "default_worker.py"
+    program.write_text(PROGRAM.format(end))
+    return program
+
+
+@pytest.mark.parametrize(("end", "code"), [("", 0), ("sys.exit(3)", 3), ("sys.exit('why')", 1), ("raise ValueError('why')", 1)])
+def test_a_fork_is_the_program_that_was_asked_for(address: str, tmp_path: Path, end: str, code: int) -> None:
+    program = written(tmp_path, end)
+    with start(program, "x", "y z") as process:
+        said, errors = process.communicate(timeout=WAIT_S)
+    arguments, variable, directory, parent, imported = json.loads(said)
+    assert process.returncode == code
+    assert (arguments, variable, directory) == ([str(program), "x", "y z"], "ab", str(tmp_path))
+    assert imported
+    assert "actors.forks.server" in psutil.Process(parent).cmdline()
+    assert errors.startswith("and an error\n")
+    assert ("why" in errors) is ("why" in end)
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_fork_ends_with_its_client(address: str, tmp_path: Path, end: signal.Signals) -> None:
+    """SIGTERM reaches it, so that it may clear up."""
+    program = written(
+        tmp_path, "import signal, time\nsignal.signal(15, lambda *_: sys.exit(7))\nprint(os.getpid(), flush=True)\ntime.sleep(600)"
+    )
+    with start(program) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        fork = psutil.Process(int(process.stdout.readline()))
+        process.send_signal(end)
+        gone(fork)
+        assert process.wait(WAIT_S) == (7 if end == signal.SIGTERM else -9)
+
+
+@pytest.mark.parametrize("address", ["off", "{place}/nobody"])
+def test_without_a_server_ray_starts_the_worker(tmp_path: Path, address: str) -> None:
+    """Its setup_worker.py lies beside the worker's file."""
+    (tmp_path / "setup_worker.py").write_text("import sys; print(sys.argv[0], len(sys.argv), sys.path[0])")
+    with start(written(tmp_path, ""), GRPO_FLOWS_FORKS=address.format(place=tmp_path)) as process:
+        said, errors = process.communicate(timeout=WAIT_S)
+    assert said.split() == [str(tmp_path / "setup_worker.py"), "4", str(tmp_path)], errors
+
+
+def test_forks_end_with_their_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that imports nothing: what it has imported is not what this is about."""
+    monkeypatch.setenv(client.ADDRESS, "")
+    monkeypatch.setattr(server, "_COMMAND", (*server._COMMAND[:-2], "-c", BARE))
+    with server.running(tmp_path):
+        process = start(written(tmp_path, "import time\nprint(os.getpid(), flush=True)\ntime.sleep(600)"))
+        assert process.stdout is not None
+        process.stdout.readline()
+        fork = psutil.Process(int(process.stdout.readline()))
+    gone(fork)
+    with process:
+        process.communicate(timeout=WAIT_S)
+    assert settings.get(client.ADDRESS) is None
+    assert not (tmp_path / "python").exists()
+
+
+BARE = """
+import socket, sys
+from actors.forks import server
+server._ALL = server._CPU = server._GPU = ()
+server.serve(socket.socket(fileno=int(sys.argv[1])))
+"""
+
+
+def gone(process: psutil.Process) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def say(queue: Any) -> None:
+    queue.put((os.getppid(), "transformers" in sys.modules))
+
+
+@pytest.fixture
+def forked_children(address: str) -> Iterator[None]:
+    before = multiprocessing.spawn.get_executable()
+    server.fork_children()
+    yield
+    multiprocessing.set_executable(before)
+
+
+@pytest.mark.usefixtures("forked_children")
+def test_what_multiprocessing_spawns_is_a_fork() -> None:
+    """It shares pipes and semaphores with its parent."""
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    child = context.Process(target=say, args=(queue,))
+    child.start()
+    parent, imported = queue.get(timeout=WAIT_S)
+    child.join(WAIT_S)
+    assert child.exitcode == 0
+    assert imported
+    assert "actors.forks.server" in psutil.Process(parent).cmdline()
+
+
+class Worker:
+    def process(self) -> tuple[int, int]:
+        import torch
+
+        return os.getppid(), torch.get_num_threads()
+
+
+def test_rays_workers_are_forks_with_their_own_threads(ray_session: None) -> None:
+    options: list[dict[str, Any]] = [{"env_vars": {"OMP_NUM_THREADS": str(threads)}} for threads in (1, 2)]
+    workers = [ray.remote(Worker).options(num_cpus=0, runtime_env=one).remote() for one in options]
+    found = ray.get([worker.process.remote() for worker in workers], timeout=WAIT_S)
+    for worker in workers:
+        ray.kill(worker)
+    assert [threads for _, threads in found] == [1, 2]
+    assert {"actors.forks.server" in psutil.Process(parent).cmdline() for parent, _ in found} == {True}
