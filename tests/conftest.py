@@ -28,7 +28,7 @@ from tasks.cluster import forked_workers  # noqa: E402
 for package in (tests, benchmarks):
     ray.cloudpickle.register_pickle_by_value(package)
 # Ray would start sixteen workers at once, which no actor takes: theirs have another environment.
-settings.set_for_process(RAY_enable_worker_prestart="0", RAY_prestart_worker_first_driver="0")
+settings.set_for_process(RAY_enable_worker_prestart="0")
 
 # A shell starts background commands with SIGINT ignored, and children inherit that. Ray cancels a task by an interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

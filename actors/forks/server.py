@@ -42,10 +42,8 @@ from actors.forks import client
 from actors.forks.client import ADDRESS
 from configs import settings
 
-_ALL = ("torch", "tensordict", "transformers", "vllm.engine.arg_utils")
-_CPU = ("megatron.core.models.gpt", "vllm.v1.worker.cpu_model_runner")
-# Not Megatron: with Transformer Engine it asks CUDA for the GPUs while it is imported.
-_GPU = ("vllm.v1.worker.gpu_model_runner",)
+_ALL = ("torch", "tensordict", "transformers", "vllm.engine.arg_utils", "megatron.core.models.gpt")
+_CPU, _GPU = ("vllm.v1.worker.cpu_model_runner",), ("vllm.v1.worker.gpu_worker",)
 _COMMAND = (sys.executable, "-P", "-W", "ignore", "-m", "actors.forks.server")  # -P: the current directory may have anything
 _SOCKET, _LOG, _PYTHON = "forks", "forks.log", "python"
 _END_S = 10.0
