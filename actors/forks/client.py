@@ -67,7 +67,9 @@ def fork(program: Sequence[str], environment: dict[str, str], fds: Sequence[int]
 
     if not environment.get(ADDRESS):
         return None
-    request = json.dumps([program, environment, os.getcwd(), fds, group]).encode()
+    with open("/proc/self/oom_score_adj") as file:  # Ray marks its workers as the first to be killed
+        oom_score = file.read()
+    request = json.dumps([program, environment, os.getcwd(), fds, group, oom_score]).encode()
     with socket.socket(socket.AF_UNIX) as connection, connection.makefile("rb") as answers:
         try:
             connection.connect(environment[ADDRESS])

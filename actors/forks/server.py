@@ -97,8 +97,8 @@ def running(place: Path) -> Iterator[None]:
 
 
 def fork_children() -> None:
-    """Processes that multiprocessing spawns in this process from now on are forks, if it is one itself."""
-    if address := settings.get(ADDRESS):
+    """Processes that multiprocessing spawns in this process from now on are forks, where there is a server."""
+    if (address := settings.get(ADDRESS)) and Path(address).is_socket():
         multiprocessing.set_executable(str(Path(address).with_name(_PYTHON)))
 
 
@@ -174,9 +174,12 @@ def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
 
 def _become(request: bytes, fds: Sequence[int]) -> NoReturn:
     """Run the program of the request, and end as it does."""
-    program, environment, directory, numbers, group = json.loads(request)
+    program, environment, directory, numbers, group, oom_score = json.loads(request)
     with suppress(PermissionError):  # a group of another session, as that of a client that is no fork
         os.setpgid(0, group)
+    with suppress(PermissionError):  # lower than ours
+        Path("/proc/self/oom_score_adj").write_text(oom_score)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the run may ignore it, as what a shell starts in the background does
     above = [fcntl.fcntl(fd, fcntl.F_DUPFD, max(numbers) + 1) for fd in fds]  # none of them is in another's place then
     for fd in fds:
         os.close(fd)
@@ -218,13 +221,12 @@ def _run(program: Sequence[str], environment: Mapping[str, str]) -> None:
 
 def _read_again(environment: Mapping[str, str]) -> None:
     """What the server's libraries have read or drawn at their import, and is each process's own."""
-    import numpy as np
-    import torch
-
-    torch.set_num_threads(int(environment.get("OMP_NUM_THREADS") or settings.cpu_count()))
-    if environment.get("TORCH_COMPILE_DISABLE") == "1":
-        torch.compiler.set_stance("force_eager")
-    np.random.seed()
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(int(environment.get("OMP_NUM_THREADS") or settings.cpu_count()))
+        if environment.get("TORCH_COMPILE_DISABLE") == "1":
+            torch.compiler.set_stance("force_eager")
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()
     tempfile.tempdir = None
 
 

@@ -32,7 +32,7 @@ def address(forks: None) -> str:
     return settings.get(client.ADDRESS) or ""
 
 
-def start(program: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+def start(program: Path, *arguments: str, oom_score: int | None = None, **variables: str) -> subprocess.Popen[str]:
     """The program as Ray starts a worker."""
     program.parent.mkdir(exist_ok=True)
     context = json.dumps({"env_vars": {"A": "${B}b", **variables}})
@@ -44,6 +44,8 @@ def start(program: Path, *arguments: str, **variables: str) -> subprocess.Popen[
         f"--serialized-runtime-env-context={context}",
         "--language=PYTHON",
     ]
+    if oom_score is not None:
+        command = ["sh", "-c", f'echo {oom_score} > /proc/self/oom_score_adj; exec "$@"', "sh", *command]
     environment = settings.child_environment(B="a")
     return subprocess.Popen(command, env=environment, cwd=program.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -93,14 +95,19 @@ def test_without_a_server_ray_starts_the_worker(tmp_path: Path, address: str) ->
 
 
 def test_forks_end_with_their_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that imports nothing: what it has imported is not what this is about."""
+    """A server that imports nothing: what it has imported is not what this is about. Its run ignores Ctrl-C, and Ray interrupts by it."""
     monkeypatch.setenv(client.ADDRESS, "")
     monkeypatch.setattr(server, "_COMMAND", (*server._COMMAND[:-2], "-c", BARE))
+    program = "import signal, time\nprint(os.getpid(), signal.getsignal(2).__name__, open('/proc/self/oom_score_adj').read(), flush=True)"
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     with server.running(tmp_path):
-        process = start(written(tmp_path, "import time\nprint(os.getpid(), flush=True)\ntime.sleep(600)"))
+        signal.signal(signal.SIGINT, handler)
+        process = start(written(tmp_path, f"{program}\ntime.sleep(600)"), oom_score=700)
         assert process.stdout is not None
         process.stdout.readline()
-        fork = psutil.Process(int(process.stdout.readline()))
+        pid, interrupt, oom_score = process.stdout.readline().split()
+        fork = psutil.Process(int(pid))
+    assert (interrupt, oom_score) == ("default_int_handler", "700")
     gone(fork)
     with process:
         process.communicate(timeout=WAIT_S)
@@ -133,6 +140,13 @@ def forked_children(address: str) -> Iterator[None]:
     server.fork_children()
     yield
     multiprocessing.set_executable(before)
+
+
+def test_without_a_server_multiprocessing_spawns_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = multiprocessing.spawn.get_executable()
+    monkeypatch.setenv(client.ADDRESS, "off")
+    server.fork_children()
+    assert multiprocessing.spawn.get_executable() == before
 
 
 @pytest.mark.usefixtures("forked_children")
