@@ -7,6 +7,7 @@ compiled kernels), as on a new machine; the second finds the first one's, and is
   detail.at    the same to other lines that it prints
   detail.ready what engine and policy say of their own start
   detail.cpu   CPU seconds by part until then: with two cores the value is at least half of their sum
+  detail.memory_gib   of all its processes then; what several share counts once
 
     .venv/bin/python -m benchmarks.start [--recipe arithmetic-cpu] [field=value ...]
 """
@@ -52,9 +53,10 @@ _ACTORS = {  # by what stands in the title that Ray gives the process
     "Ledger": "ledger",
     "EnvironmentActor": "rewards",
 }
+_SERVER = "actors.forks.server"
 _OTHERS = {  # by command line, or by the title that a process gives itself
     "actors.environments.": "rewards",
-    "actors.forks.": "imports",
+    _SERVER: "imports",
     "prefect server": "Prefect's server",
     "flows.console": "flow",
     "VLLM::": "engine",
@@ -63,26 +65,30 @@ _OTHERS = {  # by command line, or by the title that a process gives itself
 _END_S = 60.0
 
 
-def part_of(command: str) -> str:
-    """Whose process it is."""
+def part_of(command: str, parent: str = "") -> str:
+    """Whose process it is, by its command line and its parent's."""
+    if _SERVER in command and _SERVER in parent:
+        return "engine"  # a fork that gives itself no title: vLLM's core, where it finds no setproctitle
     return next((part for words, part in (_ACTORS if command.startswith("ray::") else _OTHERS).items() if words in command), "Ray")
 
 
-def cpu_by_part(mark: str) -> dict[str, float]:
-    """CPU seconds of the processes, of those that are there, whose environment has the mark."""
-    found: Counter[str] = Counter()
+def cost(mark: str) -> dict[str, Any]:
+    """CPU seconds by part, and memory, of the processes whose environment has the mark, of those that are there."""
+    seconds, shared = Counter[str](), 0
     for process in psutil.process_iter():
         try:
             if f"{_MARK}={mark}\0".encode() in Path(f"/proc/{process.pid}/environ").read_bytes():
-                times = process.cpu_times()
-                found[part_of(" ".join(process.cmdline()))] += times.user + times.system
+                times, parent = process.cpu_times(), process.parent()
+                part = part_of(" ".join(process.cmdline()), " ".join(parent.cmdline()) if parent else "")
+                seconds[part] += times.user + times.system
+                shared += process.memory_full_info().pss
         except (psutil.Error, OSError):  # it has ended, or is not ours
             continue
-    return {part: round(seconds, 1) for part, seconds in found.most_common()}
+    return {"cpu": {part: round(total, 1) for part, total in seconds.most_common()}, "memory_gib": round(shared / 2**30, 2)}
 
 
 def start(home: Path, name: str, recipe: str, overrides: list[str]) -> dict[str, Any]:
-    """One start. Returns seconds from the command to each line, and CPU seconds by part. Args: home: with the caches.
+    """One start. Returns seconds from the command to each line, and its cost until then. Args: home: with the caches.
 
     Raises:
         RuntimeError: the command ended before its first step.
@@ -119,7 +125,7 @@ def start(home: Path, name: str, recipe: str, overrides: list[str]) -> dict[str,
                     at.setdefault(label, round(time.monotonic() - began, 1))
             if re.match(_STEP, line):
                 ready = [one.strip() for one in said if re.match(_READY, one)]
-                return {"at": at, "ready": ready, "cpu": cpu_by_part(name)}
+                return {"at": at, "ready": ready, **cost(name)}
     finally:
         command.send_signal(signal.SIGINT)
         try:

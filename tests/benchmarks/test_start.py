@@ -27,3 +27,9 @@ from benchmarks.start import part_of
 )
 def test_parts(command: str, part: str) -> None:
     assert part_of(command) == part
+
+
+def test_a_fork_without_a_title_is_the_engines_core() -> None:
+    server = "python -P -W ignore -m actors.forks.server 5"
+    assert part_of(server, "python -m flows.console run arithmetic-cpu") == "imports"
+    assert part_of(server, server) == "engine"
