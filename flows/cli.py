@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from actors.checkpoints.errors import CheckpointError
@@ -22,6 +18,7 @@ from configs.loader import dump, load, located
 from configs.run import BaseConfig, BaseRunConfig
 from flows.arguments import parse_flow
 from flows.prepared import handed
+from flows.stopping import terminated
 from tasks.quiet import quiet_console
 from tasks.scratch import scratch
 
@@ -45,7 +42,7 @@ def main(flow: Any, session: Any, arguments: list[str] | None = None) -> int:
             return 0
         if options.check:
             return _check(config, session)
-        with _terminated(), scratch(), tempfile.TemporaryDirectory() as place:
+        with terminated(), scratch(), tempfile.TemporaryDirectory() as place:
             model = Path(place) / "model"
             with located(options.recipe, options.overrides, session.config_type):
                 prepared = session.prepare(config, model)  # before anything else of the run starts: a wrong input should cost seconds
@@ -59,28 +56,11 @@ def main(flow: Any, session: Any, arguments: list[str] | None = None) -> int:
 def _check(config: BaseConfig, session: Any) -> int:
     from flows.checks import checked
 
-    with _terminated(), scratch():
+    with terminated(), scratch():
         for line in checked(config, session):
             print(line, flush=True)
     print("this run can begin")
     return 0
-
-
-@contextmanager
-def _terminated() -> Iterator[None]:
-    """A SIGTERM inside the block unwinds it. Prefect gives the signal back to this handler when it has cancelled the flow's run."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, _unwind)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _unwind(number: int, _: FrameType | None) -> None:
-    raise SystemExit(128 + number)
 
 
 def plan(config: BaseConfig, session: Any) -> str:

@@ -19,6 +19,7 @@ from configs.evaluate import EvaluateConfig
 from configs.loader import load
 from configs.run import BaseConfig, BaseRunConfig
 from flows.arguments import COMMANDS, VARIABLE, Command, parse_flow
+from flows.stopping import terminated
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,9 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.path.insert(0, str(Path.cwd()))
     module, _, function = command.runs.partition(":")
     try:
-        with _server_ahead(command, rest):
+        with terminated(), _servers_ahead(command, rest):
             code: int = getattr(importlib.import_module(module), function)(rest)
         sys.stdout.flush()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except BrokenPipeError:  # `grpo-flows recipes | head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
@@ -52,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _server_ahead(command: Command, arguments: Sequence[str]) -> Iterator[None]:
+def _servers_ahead(command: Command, arguments: Sequence[str]) -> Iterator[None]:
     """Prefect's server of a flow that is going to run starts while the block imports the flow, and so does that of its workers."""
     config = of_a_run(command, arguments)
     if config is None:
@@ -69,16 +73,16 @@ def _server_ahead(command: Command, arguments: Sequence[str]) -> Iterator[None]:
 
 
 def of_a_run(command: Command, arguments: Sequence[str]) -> BaseConfig | None:
-    """The configuration of the flow that is going to run, unless its data or its model is wrong. None: none will."""
+    """The configuration of the flow that is going to run, unless its data or its model is wrong. None: none will.
+
+    Raises:
+        ConfigError: the recipe or an override is wrong. It is said at once, and not after the imports of the flow.
+    """
     if command.root is None:
         return None
     options = parse_flow(command.name, arguments)
-    if options.check or options.dry_run:
-        return None
-    try:
-        return load(options.recipe, options.overrides, command.root)
-    except ConfigError:  # the command itself says so
-        return None
+    config = load(options.recipe, options.overrides, command.root)
+    return None if options.check or options.dry_run else config
 
 
 def usage() -> str:

@@ -17,6 +17,23 @@ from typing import Any
 _SIGNALS = signal.SIGTERM, signal.SIGINT
 
 
+@contextmanager
+def terminated() -> Iterator[None]:
+    """A SIGTERM inside the block unwinds it. Prefect gives the signal back to this handler when it has cancelled the flow's run."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _unwind)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _unwind(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
 class Stopping:
     """Whether somebody asked the run to end. Only the main thread hears signals; elsewhere nothing changes."""
 

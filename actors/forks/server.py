@@ -46,7 +46,6 @@ _ALL = ("torch", "tensordict", "transformers", "vllm.engine.arg_utils", "megatro
 _CPU, _GPU = ("vllm.v1.worker.cpu_model_runner",), ("vllm.v1.worker.gpu_worker",)
 _COMMAND = (sys.executable, "-P", "-W", "ignore", "-m", "actors.forks.server")  # -P: the current directory may have anything
 _SOCKET, _LOG, _PYTHON = "forks", "forks.log", "python"
-_END_S = 10.0
 _MOST_FDS = 64
 _NOT_BEGUN = 3  # CUDA_ERROR_NOT_INITIALIZED, cuda.h
 
@@ -87,11 +86,8 @@ def running(place: Path) -> Iterator[None]:
     finally:
         assert server.stdin is not None
         server.stdin.close()
-        try:
-            server.wait(_END_S)
-        except subprocess.TimeoutExpired:  # in the midst of an import
-            server.kill()
-            server.wait()
+        server.terminate()  # if it still imports
+        server.wait()
         address.unlink(missing_ok=True)
         python.unlink(missing_ok=True)
 
@@ -110,6 +106,7 @@ def serve(listener: socket.socket) -> None:
     if "ray" in sys.modules or _cuda_has_begun():
         print("Ray was imported, or CUDA has begun: no forks", flush=True)
         return
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends when stdin closes, and its forks before it
     gc.freeze()  # the forks' collections neither look at what is here already nor copy it
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
@@ -179,6 +176,7 @@ def _become(request: bytes, fds: Sequence[int]) -> NoReturn:
         os.setpgid(0, group)
     with suppress(PermissionError):  # lower than ours
         Path("/proc/self/oom_score_adj").write_text(oom_score)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the run may ignore it, as what a shell starts in the background does
     above = [fcntl.fcntl(fd, fcntl.F_DUPFD, max(numbers) + 1) for fd in fds]  # none of them is in another's place then
     for fd in fds:

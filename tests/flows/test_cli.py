@@ -204,9 +204,9 @@ def test_sigterm_clears_what_is_temporary(tmp_path: Path) -> None:
     """As Prefect sends it on, when it has cancelled the flow's run."""
     script = """
 import signal, time
-from flows.cli import _terminated
+from flows.stopping import terminated
 from tasks.scratch import scratch
-with _terminated(), scratch() as place:
+with terminated(), scratch() as place:
     (place / "file").write_text("x")
     print(place, flush=True)
     time.sleep(600)

@@ -3,10 +3,13 @@
 import importlib
 import inspect
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -40,12 +43,41 @@ def test_help_and_recipes_import_nothing_heavy(arguments: list[str]) -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL, timeout=WAIT_S)
 
 
-def test_a_server_begins_only_for_a_flow_that_will_run() -> None:
+def test_servers_begin_only_for_a_flow_that_will_run() -> None:
     ahead = {arguments: console.of_a_run(COMMANDS[arguments[0]], arguments[1:]) for arguments in (
-        ("run",), ("sft", "steps=3"), ("run", "arithmetic-cpu", "--check"), ("evaluate", "--dry-run"), ("run", "stepz=3"),
-        ("run", "sft-cpu"), ("recipes",),
+        ("run",), ("sft", "steps=3"), ("run", "arithmetic-cpu", "--check"), ("evaluate", "--dry-run"), ("recipes",),
     )}  # fmt: skip
     assert [arguments for arguments, begins in ahead.items() if begins is not None] == [("run",), ("sft", "steps=3")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "stepz=3"], "error: recipe 'arithmetic-cpu': stepz: no such field; did you mean 'steps'?"),
+        (["run", "sft-cpu", "--check"], "error: recipe 'sft-cpu'"),
+    ],
+)
+def test_a_wrong_recipe_is_said_before_the_flow_is_imported(arguments: list[str], said: str) -> None:
+    code = f"import sys; from flows.console import main; code = main({arguments}); sys.exit(code + 8 * ('torch' in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=WAIT_S, check=False)
+    assert done.stderr.startswith(said)
+    assert done.returncode == 2
+
+
+def test_sigterm_while_a_command_begins_leaves_nothing(temporary: Path) -> None:
+    """Neither its temporary place, nor the servers that it has started ahead."""
+    command = [sys.executable, "-m", "flows.console", "run", f"output_dir={temporary}/runs"]
+    environment = settings.child_environment(GRPO_FLOWS_FORKS="", PREFECT_HOME=f"{temporary}/prefect", PREFECT_API_URL="")
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        deadline, started = time.monotonic() + WAIT_S, list[psutil.Process]()
+        while len(started) < 2:  # of forks, and Prefect's
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+            started = psutil.Process(process.pid).children()
+        process.terminate()
+        assert process.wait(WAIT_S) == 128 + signal.SIGTERM
+    assert list(temporary.glob("grpo-*")) == []
+    assert psutil.wait_procs(started, WAIT_S)[1] == []
 
 
 def test_no_such_command(capsys: pytest.CaptureFixture[str]) -> None:
