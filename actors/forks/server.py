@@ -47,6 +47,7 @@ _CPU, _GPU = ("vllm.v1.worker.cpu_model_runner",), ("vllm.v1.worker.gpu_worker",
 _COMMAND = (sys.executable, "-P", "-W", "ignore", "-m", "actors.forks.server")  # -P: the current directory may have anything
 _SOCKET, _LOG, _PYTHON = "forks", "forks.log", "python"
 _MOST_FDS = 64
+_END_S = 10.0
 _NOT_BEGUN = 3  # CUDA_ERROR_NOT_INITIALIZED, cuda.h
 
 
@@ -87,7 +88,11 @@ def running(place: Path) -> Iterator[None]:
         assert server.stdin is not None
         server.stdin.close()
         server.terminate()  # if it still imports
-        server.wait()
+        try:
+            server.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
         address.unlink(missing_ok=True)
         python.unlink(missing_ok=True)
 
@@ -120,7 +125,10 @@ def serve(listener: socket.socket) -> None:
                 return
             if key.fileobj is listener:
                 connection, _ = listener.accept()
-                request, fds = _receive(connection)
+                asked = _receive(connection)
+                if asked is None:
+                    continue
+                request, fds = asked
                 pid = os.fork()
                 if pid == 0:
                     selector.close()
@@ -161,12 +169,21 @@ def _cuda_has_begun() -> bool:
     return bool(driver.cuCtxGetCurrent(ctypes.byref(ctypes.c_void_p())) != _NOT_BEGUN)
 
 
-def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
-    header, fds, _, _ = socket.recv_fds(connection, 8, _MOST_FDS)
+def _receive(connection: socket.socket) -> tuple[bytes, list[int]] | None:
+    """The request and its open files; None: the client went before it had said all, and its connection is closed."""
+    fds: list[int] = []
     request = b""
-    while len(request) < int.from_bytes(header, "big"):
-        request += connection.recv(2**16)
-    return request, fds
+    with suppress(OSError):
+        header, fds, _, _ = socket.recv_fds(connection, 8, _MOST_FDS)
+        size = int.from_bytes(header, "big")
+        while len(request) < size and (more := connection.recv(2**16)):
+            request += more
+        if size and len(request) == size:
+            return request, fds
+    for fd in fds:
+        os.close(fd)
+    connection.close()
+    return None
 
 
 def _become(request: bytes, fds: Sequence[int]) -> NoReturn:

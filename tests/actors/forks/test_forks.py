@@ -4,10 +4,12 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +96,19 @@ def test_without_a_server_ray_starts_the_worker(tmp_path: Path, address: str) ->
     assert said.split() == [str(tmp_path / "setup_worker.py"), "4", str(tmp_path)], errors
 
 
-def test_forks_end_with_their_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that imports nothing: what it has imported is not what this is about. Its run ignores Ctrl-C, and Ray interrupts by it."""
+@pytest.fixture
+def bare_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
+    """A server that imports nothing, for what it has imported is not what the test is about."""
     monkeypatch.setenv(client.ADDRESS, "")
     monkeypatch.setattr(server, "_COMMAND", (*server._COMMAND[:-2], "-c", BARE))
+    return lambda: server.running(tmp_path)
+
+
+def test_forks_end_with_their_server(tmp_path: Path, bare_server: Callable[[], AbstractContextManager[None]]) -> None:
+    """The server's run ignores Ctrl-C, and Ray interrupts workers by it."""
     program = "import signal, time\nprint(os.getpid(), signal.getsignal(2).__name__, open('/proc/self/oom_score_adj').read(), flush=True)"
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with server.running(tmp_path):
+    with bare_server():
         signal.signal(signal.SIGINT, handler)
         process = start(written(tmp_path, f"{program}\ntime.sleep(600)"), oom_score=700)
         assert process.stdout is not None
@@ -113,6 +121,19 @@ def test_forks_end_with_their_server(tmp_path: Path, monkeypatch: pytest.MonkeyP
         process.communicate(timeout=WAIT_S)
     assert settings.get(client.ADDRESS) is None
     assert not (tmp_path / "python").exists()
+
+
+@pytest.mark.parametrize("said", [b"", b"\0", (100).to_bytes(8, "big") + b"[["])
+def test_a_client_that_goes_while_it_asks_is_forgotten(
+    tmp_path: Path, bare_server: Callable[[], AbstractContextManager[None]], said: bytes
+) -> None:
+    with bare_server():
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(settings.get(client.ADDRESS) or "")
+            connection.sendall(said)
+        with start(written(tmp_path, "sys.exit(5)")) as process:
+            process.communicate(timeout=WAIT_S)
+    assert process.returncode == 5
 
 
 BARE = """
