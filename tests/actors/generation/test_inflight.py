@@ -66,11 +66,12 @@ def under_updates(engine: RunningEngine, requests: list[GenerationRequest], reco
     """Submit, and update without a break until all have ended."""
     updates, results = Updates(engine), []
     updates.next("wait")
-    get(engine.handle.submit.remote("c", requests))
+    submitted = engine.handle.submit.remote("c", requests)  # the first update comes at the same time
     deadline = time.monotonic() + 60
     while len(results) < len(requests) and time.monotonic() < deadline:
         updates.next("in_flight", recompute)
         results += get(engine.handle.collect.remote("c", 0.005))
+    get(submitted)
     return results, updates
 
 
@@ -118,7 +119,7 @@ def stale_logprob(old: PreTrainedModel, new: PreTrainedModel, text: list[int], a
 
 
 def test_without_recomputing_the_cache_stays_that_of_the_old_weights(engine: RunningEngine) -> None:
-    requests = {r.request_id: r for r in many(80, temperature=0.0, max_new_tokens=40)}
+    requests = {r.request_id: r for r in many(320, temperature=0.0, max_new_tokens=40)}
     results, updates = under_updates(engine, list(requests.values()), recompute=False)
     assert sorted(r.request_id for r in results) == sorted(requests)
     checked, stale, fresh = 0, 0.0, 0.0
@@ -144,14 +145,15 @@ def test_without_recomputing_the_cache_stays_that_of_the_old_weights(engine: Run
 def test_recomputing_goes_on_in_each_request_s_random_numbers(engine: RunningEngine) -> None:
     updates = Updates(engine)
     version = updates.next("wait")
-    requests = many(40, max_new_tokens=40)
+    requests = many(160, max_new_tokens=40)
     undisturbed = {r.request_id: r.token_ids for r in engine.generate(requests)}
     weights = ray.put(weights_of(updates.models[version]))
-    get(engine.handle.submit.remote("c", requests))
+    submitted = engine.handle.submit.remote("c", requests)  # the first update comes at the same time
     results: list[GenerationResult] = []
     while len(results) < len(requests):
         get(engine.handle.update_weights.remote(weights, next(_versions), UpdateOptions("in_flight")))
         results += get(engine.handle.collect.remote("c", 0.005))
+    get(submitted)
     assert any(len(r.weight_segments) > 1 for r in results)
     assert {r.request_id: r.token_ids for r in results} == undisturbed
 
@@ -188,11 +190,12 @@ def test_weights_that_do_not_fit_leave_running_requests_going(engine: RunningEng
 
 
 def test_clients_do_not_see_each_other_s_results(engine: RunningEngine) -> None:
-    requests = many(20, max_new_tokens=5)
-    for client in "ab":
-        get(engine.handle.submit.remote(client, requests))
-    with pytest.raises(RequestError, match="request '0' of client 'a' is running already"):
-        get(engine.handle.submit.remote("a", many(1)))
+    requests = many(20, max_new_tokens=40)
+    first, other, again = [engine.handle.submit.remote(client, requests) for client in "aba"]  # at once: nothing may have ended meanwhile
+    get(first)
+    get(other)
+    with pytest.raises(RequestError, match=r"request '\d+' of client 'a' is running already"):
+        get(again)
     for client in "ab":
         assert sorted(r.request_id for r in collect(engine, client, 20)) == sorted(r.request_id for r in requests)
     assert get(engine.handle.collect.remote("a", 0.0)) == []
