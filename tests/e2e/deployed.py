@@ -125,9 +125,17 @@ class Deployed:
         return sorted(state.timestamp.timestamp() for state in states if state.is_crashed())
 
     def pid(self, run: FlowRun) -> int:
-        """The flow's process."""
-        with self.client() as client:
-            return int(str(client.read_flow_run(run.id).infrastructure_pid))
+        """The flow's process. Prefect's worker tells the server of it some time after it has started it."""
+        found: list[str] = []
+
+        def told() -> bool:
+            with self.client() as client:
+                pid = client.read_flow_run(run.id).infrastructure_pid
+            found[:] = [str(pid)] if pid else []
+            return bool(found)
+
+        await_true("the process's number", told, WAIT_S)
+        return int(found[0])
 
     def pids(self) -> list[int]:
         """Of all parts, and of all that they started."""

@@ -205,7 +205,8 @@ def test_a_killed_flow_goes_on_from_its_checkpoint_and_its_actors_end(deployed: 
     assert deployed.actors() == []
     await_true("another process", lambda: went_on(deployed, run, pid), WAIT_S)
     await_true("more steps", lambda: len(steps_done(directory)) > before + 20, WAIT_S)
-    assert (steps := steps_done(directory)) == list(range(len(steps)))
+    steps = steps_done(directory)
+    assert steps == list(range(len(steps)))
     assert {path.name for path in directory.parent.iterdir()} == {directory.name, "latest"}
     deployed.cancel(run)
     await_true("Cancelled", lambda: deployed.state(run)[0] == "CANCELLED", RELEASE_S)

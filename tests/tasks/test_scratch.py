@@ -39,10 +39,8 @@ def holding(raylet: int) -> Iterator[tuple[subprocess.Popen[str], Path]]:
 
 
 def ended_pid() -> int:
-    """Of a process that has ended."""
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
+    """A number that no process has, and none will get: those of ended ones come again within minutes on a busy machine."""
+    return int(Path("/proc/sys/kernel/pid_max").read_text()) + os.getpid()
 
 
 @pytest.fixture
