@@ -1,4 +1,4 @@
-"""Asks the server of forks for a process, and ends with it. It does so in the place of two programs:
+"""Asks the fork server for a process, and ends with it. It does so in the place of two programs:
 
     client.py ARGUMENTS ...             Ray's setup_worker.py, which becomes a worker
     client.py --python ARGUMENTS ...    Python, as multiprocessing starts it (`set_executable`)

@@ -256,6 +256,10 @@ class Ledger:
         """Seconds since a group was committed last, or since the start."""
         return self._clock() - self._last_commit
 
+    def unsettled(self) -> int:
+        """Groups that were claimed for an earlier version: their step is over, and what became of them has not been said yet."""
+        return sum(group.claimed_version != self._version for group in self._state().having("claimed"))
+
     def waiting_for(self, count: int) -> str:
         """Why `claim(count)` finds too little, in one line."""
         state, now = self._state(), self._clock()
@@ -268,6 +272,8 @@ class Ledger:
             parts.append("none in flight")
         others = {"stored": len(state.having("committed")), "claimed": len(state.having("claimed")), "cancelled": len(self.cancelled())}
         parts += [f"{number} {what}" for what, number in others.items() if number]
+        if unsettled := self.unsettled():
+            parts.append(f"{unsettled} of an earlier step are not settled")
         losses = sorted(what for what in self._counts if what.startswith(("failed", "evicted", "dropped")))
         parts += [f"{self._counts[what]} {what.replace('/', ' ')}" for what in losses]
         if self._last_failure:

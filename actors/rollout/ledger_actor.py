@@ -221,6 +221,8 @@ class LedgerActor:
     def claim(self, count: int, wait_s: float) -> ClaimReply:
         """As `Ledger.claim`, after waiting for `count` groups up to `wait_s` seconds. A newer call ends an older one's wait.
 
+        It also waits until the groups of the step before are settled, which is under way: else the metrics would depend on who is quicker.
+
         Raises:
             LedgerStalledError: the groups will not come. LedgerClosedError. Exception: what ended the collector's loop.
         """
@@ -234,7 +236,7 @@ class LedgerActor:
         while True:
             with self._changed:
                 self._open()
-                claim = self._buffer.claim(count) if ticket == self._claims else None
+                claim = self._buffer.claim(count) if ticket == self._claims and not self._buffer.unsettled() else None
                 now = time.monotonic()
                 if claim is not None:
                     self._wait_ends(now)

@@ -19,6 +19,10 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 _WAIT_S = 60.0
 
 
+class NavigatedError(Exception):
+    """The page went away while it was asked."""
+
+
 class Page:
     """One tab."""
 
@@ -37,6 +41,8 @@ class Page:
         while True:  # events come in between
             answer = json.loads(self._socket.recv(timeout=_WAIT_S))
             if answer.get("id") == number:
+                if "navigated" in str(answer.get("error", "")):
+                    raise NavigatedError
                 assert "error" not in answer, answer
                 return dict(answer["result"])
 
@@ -53,7 +59,9 @@ class Page:
         """Wait until the page shows the texts."""
         deadline = time.monotonic() + _WAIT_S
         while True:
-            shown = str(self.evaluate("document.body ? document.body.innerText : ''"))
+            shown = ""
+            with suppress(NavigatedError):
+                shown = str(self.evaluate("document.body ? document.body.innerText : ''"))
             if lacking := [text for text in texts if text not in shown]:
                 assert time.monotonic() < deadline, f"{lacking} not in {shown}"
                 time.sleep(0.2)
@@ -65,7 +73,7 @@ class Page:
         self.shows(text)
         found = f"[...document.querySelectorAll('li,button,a')].filter(e => e.innerText.trim() == {json.dumps(text)})"
         assert self.evaluate(f"{found}.length") > 0, text
-        self.evaluate(f"{found}.at(-1).click()")
+        self.evaluate(f"setTimeout(() => {found}.at(-1).click())")  # later: a link's page would be gone before it can answer
 
     def screenshot(self, path: Path) -> None:
         """As PNG."""

@@ -36,7 +36,7 @@ def start_command(
         disk: a directory and the MiB of a disk that the command finds there (tests/disks.py). node: where it runs (tests/nodes.py).
         variables: of its environment.
 
-    It has a server of forks of its own: the forks of the tests' one would not have the mark.
+    It has a fork server of its own: the forks of the tests' one would not have the mark.
     """
     command = [sys.executable, "-m", "flows.console", "run" if flow == "grpo" else flow, f"output_dir={output}", *overrides]
     own = {"GRPO_TEST_MARK": mark, "GRPO_FLOWS_FORKS": "", "PREFECT_HOME": str(output / "prefect"), "PREFECT_API_URL": ""}

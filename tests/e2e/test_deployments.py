@@ -156,8 +156,9 @@ def begin_training(deployed: Deployed, begun: Callable[[Path], object]) -> tuple
     run = deployed.begin("sft/default", overrides=[*_SMALL, f"output_dir={output}"], steps=5000)
 
     def check() -> object:
-        assert deployed.state(run)[0] in {"SCHEDULED", "PENDING", "RUNNING"}, deployed.state(run)
-        return begun(output)
+        state = deployed.state(run)
+        assert state[0] in {"SCHEDULED", "PENDING", "RUNNING"}, state
+        return state[0] == "RUNNING" and begun(output)  # what there is before may be of another run, which is ending
 
     try:
         await_true("the run's begin", check, WAIT_S)

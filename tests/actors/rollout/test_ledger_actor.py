@@ -101,6 +101,29 @@ def test_a_claim_waits_for_its_groups(made: Callable[..., Rig]) -> None:
     assert rig.rows == 0
 
 
+def test_a_claim_waits_until_the_step_before_is_settled(made: Callable[..., Rig]) -> None:
+    """What became of a step's groups is reported beside the beginning of the next one; the metrics are the same whoever is quicker."""
+    rig = made(stall_report_every_s=0.05)
+    for uid in "abcd":
+        rig.write(uid)
+    first = rig.actor.claim(2, 0.0).claim
+    assert first is not None
+    rig.actor.set_version(1)
+    reply = rig.actor.claim(2, 0.2)
+    assert reply.claim is None
+    assert (
+        "2 of 2 groups ready for weight version 1; none in flight; 2 stored; 2 claimed; 2 of an earlier step are not settled"
+        in reply.log[0]
+    )
+    waiting = rig.go(rig.actor.claim, 2, SOON)
+    rig.actor.trained(first.uids)
+    reply = waiting.result(SOON)
+    assert reply.claim is not None
+    assert reply.claim.uids == ("c", "d")
+    assert (reply.metrics["replay/trained"], reply.metrics["replay/occupancy/claimed"]) == (2.0, 2.0)
+    assert rig.actor.claim(1, 0.0).claim is None  # none is left: its own groups do not hold a step up
+
+
 def test_a_reservation_waits_for_a_place(made: Callable[..., Rig]) -> None:
     rig = made(buffer_capacity=2)
     rig.write("a")
