@@ -73,7 +73,10 @@ STEP = ("train_step", "--tokens", "256", "512", "1024", "2048", "4096", "--lengt
 JOBS: dict[str, Job] = {
     "logprob": checks("test_logprob"),
     "policy": checks("test_policy"),
-    **{f"graphs-{name}": checks("test_cuda_graphs", name) for name in ("dense", "padded", "dynamic", "packed", "move", "supervised")},
+    **{
+        f"graphs-{name}": checks("test_cuda_graphs", name)
+        for name in ("dense", "padded", "dynamic", "packed", "move", "supervised", "each_loss")
+    },
     **{f"refit-{name}": checks("test_refit", name) for name in ("ipc-async", "tied-llama", "sleep-1", "sleep-2", "lost")},
     "refit-memory": checks("test_refit", "memory and not nccl", alone=True),  # it looks at the memory of the whole GPU
     "checkpoint-devices": checks("test_checkpoint"),

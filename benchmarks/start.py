@@ -74,17 +74,17 @@ def part_of(command: str, parent: str = "") -> str:
 
 def cost(mark: str) -> dict[str, Any]:
     """CPU seconds by part, and memory, of the processes whose environment has the mark, of those that are there."""
-    seconds, shared = Counter[str](), 0
+    seconds, memory = Counter[str](), 0
     for process in psutil.process_iter():
         try:
             if f"{_MARK}={mark}\0".encode() in Path(f"/proc/{process.pid}/environ").read_bytes():
                 times, parent = process.cpu_times(), process.parent()
                 part = part_of(" ".join(process.cmdline()), " ".join(parent.cmdline()) if parent else "")
                 seconds[part] += times.user + times.system
-                shared += process.memory_full_info().pss
+                memory += process.memory_full_info().pss
         except (psutil.Error, OSError):  # it has ended, or is not ours
             continue
-    return {"cpu": {part: round(total, 1) for part, total in seconds.most_common()}, "memory_gib": round(shared / 2**30, 2)}
+    return {"cpu": {part: round(total, 1) for part, total in seconds.most_common()}, "memory_gib": round(memory / 2**30, 2)}
 
 
 def start(home: Path, name: str, recipe: str, overrides: list[str]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ RUNTIME: Mapping[str, str] = {
     "REPORTER_UPDATE_INTERVAL_MS": "30000",
     # Ray's 15 would let Prefect's server and the flow, which run beside the workers, take the cores from them. `nice make run` lowers all.
     "RAY_worker_niceness": "0",
-    # Else ray.init waits until the workers that it starts ahead have begun, which wait for the libraries (actors/forks).
+    # Else ray.init waits for workers that it starts ahead, and they wait for the imports of actors/forks.
     "RAY_prestart_worker_first_driver": "0",
     # A stage's thread that asks Ray for something after the run has shut it down: an error at once, and no search for another cluster.
     "RAY_ENABLE_AUTO_CONNECT": "0",

@@ -29,6 +29,7 @@ from pydantic import PositiveInt
 
 from actors import names
 from actors.data_plane.meta import KVBatchMeta
+from actors.forks import server as forks
 from actors.policy.limits import Limits
 from actors.policy.turns import Turn
 from configs.continuity import flat
@@ -171,6 +172,8 @@ class Session[C: BaseRunConfig | EvaluateConfig, A: RunActors | EvaluationActors
             self.actors: A = self._launch(prepared)
         for name, line in self.actors.ready.items():
             self.progress.note(f"{name}: {line}")
+        if why := forks.trouble():
+            self.progress.note(f"the start took longer: workers could not be forks ({why})")
 
     def _stop_actors(self) -> None:
         actors = getattr(self, "actors", None)  # none: their start failed, and has ended them itself

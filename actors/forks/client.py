@@ -3,8 +3,8 @@
     client.py ARGUMENTS ...             Ray's setup_worker.py, which becomes a worker
     client.py --python ARGUMENTS ...    Python, as multiprocessing starts it (`set_executable`)
 
-The program itself takes over where no server answers, and where it is to do something else. This file is each worker's beginning and must
-be quick: it imports nothing of this project and of Ray, and what is not always needed where it is needed.
+Where no server answers, and where the process cannot be a fork, that program runs as it would have without this one. Each worker begins
+with this file, so it must be quick: it imports nothing of this project or of Ray, and most modules only in the function that needs them.
 """
 
 import os
@@ -45,8 +45,7 @@ def _setup_worker(arguments: list[str]) -> int:
 
 def _python(arguments: list[str]) -> int:
     if "--multiprocessing-fork" in arguments:
-        opened = [int(fd) for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")]
-        fds = [fd for fd in opened if fd > 0]
+        fds = [int(fd) for fd in os.listdir("/proc/self/fd") if fd != "0" and os.path.exists(f"/proc/self/fd/{fd}")]
         code = fork(arguments[arguments.index("-c") :], dict(os.environ), fds, group=os.getpgrp())
         if code is not None:
             return code

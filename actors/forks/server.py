@@ -1,7 +1,7 @@
 """A process that imports torch, Megatron and vLLM once; a run's workers are forks of it.
 
-An engine computes for 11 s and a policy worker for 4 s before its first own line, all of it imports, and so does each of a run's other
-processes for 2 s. The server does it while Prefect and Ray start. Its forks are otherwise what Ray's workers are.
+On two cores the imports cost an engine 9 s of CPU time, a policy worker 5 s, and most other processes of a run 2 s (docs/architecture.md,
+"From the command to the first step"). The server does them while Prefect and Ray start. Its forks are otherwise what Ray's workers are.
 
     running ── stdin ──► serve: import, then fork for each connection; when stdin closes, kill the forks and end
                              ▲                                 │
@@ -10,8 +10,9 @@ processes for 2 s. The server does it while Prefect and Ray start. Its forks are
 
 A GPU's engine has its core in a further process, which multiprocessing starts: that is a fork as well (`fork_children`).
 
-When a client is killed its fork is. Ray is not imported before the fork: its C++ part reads the environment when it is loaded. Nor is
-CUDA begun, which no fork could use: a server that finds it begun ends, and the workers are processes of Ray's own, as without a server.
+A fork is killed when its client is. Two things must not happen before a fork: an import of Ray, whose C++ part reads the environment when
+it is loaded, and the start of CUDA, which a fork cannot use. A server that finds either ends. Then Ray starts the workers itself, as it
+does without a server, and the run says so (`trouble`).
 """
 
 from __future__ import annotations
@@ -97,6 +98,20 @@ def running(place: Path) -> Iterator[None]:
         python.unlink(missing_ok=True)
 
 
+def trouble() -> str | None:
+    """Why the workers are no forks, although they were to be. None: they are, or nobody wanted it."""
+    address = settings.get(ADDRESS)
+    if not address or not Path(address).is_socket():
+        return None
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(address)
+        except ConnectionRefusedError:
+            said = Path(address).with_name(_LOG).read_text(errors="replace").splitlines()
+            return said[-1] if said else "the process is gone"
+    return None
+
+
 def fork_children() -> None:
     """Processes that multiprocessing spawns in this process from now on are forks, where there is a server."""
     if (address := settings.get(ADDRESS)) and Path(address).is_socket():
@@ -108,8 +123,11 @@ def serve(listener: socket.socket) -> None:
     for name in (*_ALL, *(_CPU if settings.gpus_are_hidden() else _GPU)):
         with suppress(ImportError):  # whoever needs it says so
             importlib.import_module(name)
-    if "ray" in sys.modules or _cuda_has_begun():
-        print("Ray was imported, or CUDA has begun: no forks", flush=True)
+    if "ray" in sys.modules:
+        print("a library has imported Ray", flush=True)
+        return
+    if _cuda_has_begun():
+        print("a library has started CUDA", flush=True)
         return
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends when stdin closes, and its forks before it
     gc.freeze()  # the forks' collections neither look at what is here already nor copy it

@@ -55,13 +55,15 @@ def test_servers_begin_only_for_a_flow_that_will_run() -> None:
     [
         (["run", "stepz=3"], "error: recipe 'arithmetic-cpu': stepz: no such field; did you mean 'steps'?"),
         (["run", "sft-cpu", "--check"], "error: recipe 'sft-cpu'"),
+        (["run", "sft-cpu"], "error: recipe 'sft-cpu'"),
     ],
 )
 def test_a_wrong_recipe_is_said_before_the_flow_is_imported(arguments: list[str], said: str) -> None:
-    code = f"import sys; from flows.console import main; code = main({arguments}); sys.exit(code + 8 * ('torch' in sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=WAIT_S, check=False)
+    code = f"import sys; from flows.console import main; code = main({arguments}); print(*sys.modules); sys.exit(code)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert done.stderr.startswith(said)
     assert done.returncode == 2
+    assert {"torch", "prefect"} & set(done.stdout.split()) == set()  # so neither was a server begun
 
 
 def test_sigterm_while_a_command_begins_leaves_nothing(temporary: Path) -> None:

@@ -19,8 +19,8 @@ import ray
 
 from actors.forks import client, server
 from configs import settings
+from tests.patience import WAIT_S
 
-WAIT_S = 60.0
 PROGRAM = """
 import json, os, sys
 print(json.dumps([sys.argv, os.environ.get("A"), os.getcwd(), os.getppid(), "torch" in sys.modules]), flush=True)
@@ -36,7 +36,6 @@ def address(forks: None) -> str:
 
 def start(program: Path, *arguments: str, oom_score: int | None = None, **variables: str) -> subprocess.Popen[str]:
     """The program as Ray starts a worker."""
-    program.parent.mkdir(exist_ok=True)
     context = json.dumps({"env_vars": {"A": "${B}b", **variables}})
     command = [
         sys.executable,
@@ -87,13 +86,36 @@ def test_a_fork_ends_with_its_client(address: str, tmp_path: Path, end: signal.S
         assert process.wait(WAIT_S) == (7 if end == signal.SIGTERM else -9)
 
 
-@pytest.mark.parametrize("address", ["off", "{place}/nobody"])
-def test_without_a_server_ray_starts_the_worker(tmp_path: Path, address: str) -> None:
-    """Its setup_worker.py lies beside the worker's file."""
-    (tmp_path / "setup_worker.py").write_text("import sys; print(sys.argv[0], len(sys.argv), sys.path[0])")
-    with start(written(tmp_path, ""), GRPO_FLOWS_FORKS=address.format(place=tmp_path)) as process:
+def starts_it_itself(place: Path, **variables: str) -> None:
+    """Ray's setup_worker.py lies beside the worker's file."""
+    (place / "setup_worker.py").write_text("import sys; print(sys.argv[0], len(sys.argv), sys.path[0])")
+    with start(written(place, ""), **variables) as process:
         said, errors = process.communicate(timeout=WAIT_S)
-    assert said.split() == [str(tmp_path / "setup_worker.py"), "4", str(tmp_path)], errors
+    assert said.split() == [str(place / "setup_worker.py"), "4", str(place)], errors
+
+
+@pytest.mark.parametrize("value", ["off", "{place}/nobody"])
+def test_without_a_server_ray_starts_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    starts_it_itself(tmp_path, GRPO_FLOWS_FORKS=value.format(place=tmp_path))
+    monkeypatch.setenv(client.ADDRESS, value.format(place=tmp_path))
+    assert server.trouble() is None  # it was not wanted
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [("print('a first line\\na library has started CUDA')", "a library has started CUDA"), ("", "the process is gone")]
+)
+def test_a_server_that_has_ended_says_why_and_ray_starts_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, said: str
+) -> None:
+    monkeypatch.setenv(client.ADDRESS, "")
+    monkeypatch.setattr(server, "_COMMAND", (sys.executable, "-c", code))
+    with server.running(tmp_path):
+        deadline = time.monotonic() + WAIT_S
+        while server.trouble() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert server.trouble() == said
+        starts_it_itself(tmp_path)
 
 
 @pytest.fixture
@@ -109,6 +131,7 @@ def test_forks_end_with_their_server(tmp_path: Path, bare_server: Callable[[], A
     program = "import signal, time\nprint(os.getpid(), signal.getsignal(2).__name__, open('/proc/self/oom_score_adj').read(), flush=True)"
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     with bare_server():
+        assert server.trouble() is None
         signal.signal(signal.SIGINT, handler)
         process = start(written(tmp_path, f"{program}\ntime.sleep(600)"), oom_score=700)
         assert process.stdout is not None
