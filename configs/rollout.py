@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -74,5 +74,10 @@ class GenerationConfig(StrictModel):
         1024, description="ipc, nccl: weights travel in pieces of this size; beside it, memory for one gathered tensor is needed."
     )
     enforce_eager: bool = True
+    compilation_config: dict[str, Any] = Field(
+        {},
+        description="What vLLM compiles and captures where enforce_eager is false; default: what vLLM chooses. "
+        "{mode: 0, cudagraph_mode: FULL} is CUDA graphs without torch.compile: it starts sooner, and generates more slowly.",
+    )
     enable_prefix_caching: bool = False  # cached blocks belong to old weights after a refit
     timeout_s: PositiveFloat = Field(300.0, description="Longest wait for one batch of responses, and for an engine to start.")

@@ -43,6 +43,9 @@ RUNTIME: Mapping[str, str] = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # keep CUDA_VISIBLE_DEVICES as the user set it for CPU actors
     "TOKENIZERS_PARALLELISM": "false",  # forked Ray workers warn otherwise
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+    # Of Prefect's server, which else writes each state of a task run in a transaction of its own: a step has twenty, and sqlite one writer.
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "50",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",  # seconds until the UI has them, at the latest
     # Of the server that Prefect starts for a flow that is called without one (in a notebook): its 20 s are too few on a busy machine.
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "300",
     # A tracker's outbox repeats by itself, and says so; by default one call to a server that is away may take minutes.

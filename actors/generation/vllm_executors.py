@@ -13,7 +13,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from vllm.config import ModelConfig, WeightTransferConfig
+from pydantic import ValidationError
+from vllm.config import CompilationConfig, ModelConfig, WeightTransferConfig
 from vllm.inputs.engine import TokensInput, tokens_input
 from vllm.model_executor.models import ModelRegistry
 from vllm.outputs import RequestOutput
@@ -27,6 +28,7 @@ from actors.generation.versions import Segments, TokenVersions
 from actors.models.hf import check_model_dir
 from actors.models.memory_parts import ModelShape, share_of_gpu
 from actors.refit.transport import UpdateInfo
+from configs.base import ConfigError
 from configs.rollout import GenerationConfig
 
 _MEETING = "actors.generation.vllm_meeting"  # vLLM's "uni" and "mp"
@@ -100,7 +102,11 @@ class Executor(ABC):
 
 
 def engine_arguments(config: GenerationConfig, model_path: str, seed: int, transfers: str) -> dict[str, Any]:
-    """Keyword arguments of vLLM's EngineArgs. `transfers` is `Transport.backend`."""
+    """Keyword arguments of vLLM's EngineArgs. `transfers` is `Transport.backend`.
+
+    Raises:
+        ConfigError: vLLM knows no such `compilation_config`.
+    """
     return _memory(config, model_path) | {
         "model": model_path,
         "seed": seed,
@@ -110,6 +116,7 @@ def engine_arguments(config: GenerationConfig, model_path: str, seed: int, trans
         "tensor_parallel_size": config.tensor_parallel_size,
         "distributed_executor_backend": f"{_MEETING}.{'OneWorker' if config.tensor_parallel_size == 1 else 'SeveralWorkers'}",
         "enforce_eager": config.enforce_eager,
+        "compilation_config": _compilation(config),
         "enable_prefix_caching": config.enable_prefix_caching,
         # A prompt cut in two rewinds its request's random generator, which only CUDA generators can (vLLM's gpu_model_runner).
         "enable_chunked_prefill": False if current_platform.is_cpu() else None,
@@ -119,10 +126,18 @@ def engine_arguments(config: GenerationConfig, model_path: str, seed: int, trans
         "logprobs_mode": "processed_logprobs",  # after temperature and top_p
         "enable_sleep_mode": config.sleep_level > 0,
         "weight_transfer_config": WeightTransferConfig(backend=transfers),
-        "worker_extension_cls": "actors.refit.vllm_workers.WorkerExtension",
+        "worker_extension_cls": "actors.generation.vllm_workers.WorkerExtension",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
+
+
+def _compilation(config: GenerationConfig) -> CompilationConfig:
+    try:
+        return CompilationConfig(**config.compilation_config)
+    except ValidationError as error:
+        wrong = "; ".join(".".join(["generation.compilation_config", *map(str, one["loc"])]) + f": {one['msg']}" for one in error.errors())
+        raise ConfigError(f"{wrong} (vLLM's CompilationConfig says what there is)") from error
 
 
 def look_at_class(model_path: str) -> None:
