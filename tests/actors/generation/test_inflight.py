@@ -225,15 +225,16 @@ def test_clients_do_not_see_each_other_s_results(engine: RunningEngine) -> None:
 
 def test_an_aborted_request_has_no_result_and_others_have(engine: RunningEngine) -> None:
     requests = many(64, max_new_tokens=40)
-    submitted = engine.handle.submit.remote("c", requests)
-    asked = [str(i) for i in range(0, 64, 2)]
-    stopped = get(engine.handle.abort.remote("c", [*asked, "never"]))
-    get(submitted)
-    assert set(stopped) <= set(asked)
-    assert stopped
-    results = collect(engine, "c", 64 - len(stopped))
-    assert sorted([r.request_id for r in results] + stopped) == sorted(r.request_id for r in requests)
-    assert get(engine.handle.collect.remote("c", 0.2)) == []
+    asked, deadline, stopped = [str(i) for i in range(0, 64, 2)], time.monotonic() + WAIT_S, list[str]()
+    while not stopped:  # a busy machine may answer all before
+        assert time.monotonic() < deadline
+        submitted = engine.handle.submit.remote("c", requests)
+        stopped = get(engine.handle.abort.remote("c", [*asked, "never"]))
+        get(submitted)
+        assert set(stopped) <= set(asked)
+        results = collect(engine, "c", 64 - len(stopped))
+        assert sorted([r.request_id for r in results] + stopped) == sorted(r.request_id for r in requests)
+        assert get(engine.handle.collect.remote("c", 0.2)) == []
     assert get(engine.handle.abort.remote("c", asked)) == []
     assert len(engine.generate(requests)) == 64
 
