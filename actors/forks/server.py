@@ -99,23 +99,28 @@ def running(place: Path) -> Iterator[None]:
 
 
 def trouble() -> str | None:
-    """Why the workers are no forks, although they were to be. None: they are, or nobody wanted it."""
-    address = settings.get(ADDRESS)
-    if not address or not Path(address).is_socket():
+    """Why workers are not forks although a server was started for them. None: they are, or there is none."""
+    if (address := _address()) is None:
         return None
     with socket.socket(socket.AF_UNIX) as connection:
         try:
-            connection.connect(address)
+            connection.connect(str(address))
         except ConnectionRefusedError:
-            said = Path(address).with_name(_LOG).read_text(errors="replace").splitlines()
+            said = address.with_name(_LOG).read_text(errors="replace").splitlines()
             return said[-1] if said else "the process is gone"
     return None
 
 
 def fork_children() -> None:
     """Processes that multiprocessing spawns in this process from now on are forks, where there is a server."""
-    if (address := settings.get(ADDRESS)) and Path(address).is_socket():
-        multiprocessing.set_executable(str(Path(address).with_name(_PYTHON)))
+    if (address := _address()) is not None:
+        multiprocessing.set_executable(str(address.with_name(_PYTHON)))
+
+
+def _address() -> Path | None:
+    """The server's socket, where there is a server."""
+    address = Path(settings.get(ADDRESS) or "off")
+    return address if address.is_socket() else None
 
 
 def serve(listener: socket.socket) -> None:

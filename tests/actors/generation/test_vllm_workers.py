@@ -24,10 +24,8 @@ NOT_THE_SAMPLERS = {"seed", "max_tokens", "stop_token_ids", "flat_logprobs", "de
 def test_the_sampler_is_warmed_up_with_what_requests_ask() -> None:
     assert vllm_workers.WorkerExtension
     warm, asked = SamplingParams.for_sampler_warmup(), sampling_params(request("0", [5, 6, 7], temperature=1.0), EOS)
-    names = set(SamplingParams.__struct_fields__) - NOT_THE_SAMPLERS
-    assert {name: getattr(warm, name) for name in names if not name.startswith("_")} == {
-        name: getattr(asked, name) for name in names if not name.startswith("_")
-    }
+    names = {name for name in SamplingParams.__struct_fields__ if not name.startswith("_")} - NOT_THE_SAMPLERS
+    assert {name: getattr(warm, name) for name in names} == {name: getattr(asked, name) for name in names}
     assert warm.seed is not None
 
 
