@@ -19,6 +19,7 @@ from actors.refit.ipc import buffer_bytes, pieces
 from actors.refit.manifest import Manifest, WeightLayout, WeightMismatchError
 from actors.refit.nccl import Nccl, broadcast_bytes, broadcast_pieces
 from actors.refit.transport import RefitPlan, Transfer
+from configs import settings
 from configs.rollout import GenerationConfig
 
 WEIGHTS = {"a": torch.zeros(2, 3), "b": torch.zeros(4), "c": torch.zeros(5)}
@@ -210,7 +211,8 @@ def test_an_engine_joins_by_the_policys_invitation() -> None:
     """NCCL's id travels as an argument of a Ray call: there is no store to write into. NCCL itself needs GPUs (tests/gpu/test_refit.py)."""
     from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
 
-    invitation, other = (Nccl(5.0).invite(SimpleNamespace(call_on_device=lambda call: call())) for _ in range(2))
+    with settings.variables(NCCL_SOCKET_IFNAME="lo"):  # it listens for those that it invites, as long as this process lives
+        invitation, other = (Nccl(5.0).invite(SimpleNamespace(call_on_device=lambda call: call())) for _ in range(2))
     assert invitation != other
     engine: Any = Nccl.vllm_engine()
     info = engine.init_info_cls(**{"invitation": invitation, "world_size": 2, "rank_offset": 1})
