@@ -26,18 +26,23 @@ def _setup_worker(arguments: list[str]) -> int:
     import argparse
     import json
     import runpy
+    from importlib.util import find_spec
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--serialized-runtime-env-context", default="{}")
     parser.add_argument("--language")
     known, program = parser.parse_known_args(arguments)
     context = json.loads(known.serialized_runtime_env_context)
-    if known.language == "PYTHON" and not context.get("command_prefix") and context.get("py_executable") in (None, sys.executable):
+    as_it_is = known.language == "PYTHON" and not context.get("command_prefix") and context.get("py_executable") in (None, sys.executable)
+    if as_it_is and os.path.basename(program[0]) == "default_worker.py":  # Ray's server for its client starts so, too
         variables = {name: os.path.expandvars(value) for name, value in context.get("env_vars", {}).items()}
         code = fork(program, os.environ | variables, (1, 2), group=0)  # the raylet kills the process group of a worker that has ended
         if code is not None:
             return code
-    sys.path[0] = os.path.dirname(next(argument for argument in arguments if argument.endswith(".py")))  # both are Ray's
+    ray = find_spec("ray")  # does not import it
+    assert ray is not None
+    assert ray.origin is not None
+    sys.path[0] = os.path.join(os.path.dirname(ray.origin), "_private", "workers")
     sys.argv[0] = os.path.join(sys.path[0], "setup_worker.py")
     runpy.run_path(sys.argv[0], run_name="__main__")
     return 0

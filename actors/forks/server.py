@@ -80,7 +80,8 @@ def running(place: Path) -> Iterator[None]:
         listener.listen(64)
         server = subprocess.Popen(
             [*_COMMAND, str(listener.fileno())],
-            stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, pass_fds=(listener.fileno(),), start_new_session=True,
+            stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, pass_fds=(listener.fileno(),),
+            process_group=0,  # a terminal's Ctrl-C is for the run
         )  # fmt: skip
     try:
         with settings.variables(**{ADDRESS: str(address)}):

@@ -274,16 +274,13 @@ def _ray_command(address: str, client_port: int, place: Path) -> list[str]:
     host, _, port = address.rpartition(":")
     cpus = max(settings.cpu_count(), _LEAST_CPUS)
     return [
-        _script("ray"), "start", "--head", "--block", "--disable-usage-stats", "--include-dashboard=false",
+        sys.executable, "-m", "flows.service.ray_head", str(place),
+        "start", "--head", "--block", "--disable-usage-stats", "--include-dashboard=false",
         f"--temp-dir={place / scratch.RAY}", f"--node-ip-address={host}", f"--port={port}", f"--num-cpus={cpus}",
         f"--ray-client-server-port={client_port}",
         # Any free port for the rest: Ray's fixed ones would keep a second cluster from starting on this machine.
         "--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0",
     ]  # fmt: skip
-
-
-def _script(name: str) -> str:
-    return str(Path(sys.executable).parent / name)
 
 
 def _create_pool(client: SyncPrefectClient) -> None:

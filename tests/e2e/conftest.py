@@ -164,8 +164,9 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     machine = Deployed(home, str(home / "runs"), Record(tmp_path_factory.mktemp("ticks")))
     try:
         machine.up()
-        start_ticking(machine)
-        yield machine
+        with machine.connected():
+            start_ticking(machine)
+            yield machine
     finally:
         machine.stop_ticking()
         left = [process.pid for part in machine.record.parts.values() for process in part.members()]
@@ -175,9 +176,9 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
 
 def start_ticking(machine: Deployed) -> None:
     """A deployment with a cron schedule, in a pool with a worker of its own: the other pool runs one flow at a time."""
-    with machine.client() as client:
-        template = ProcessWorker.get_default_base_job_template()
-        client.create_work_pool(WorkPoolCreate(name="ticks", type="process", base_job_template=template))
+    template = ProcessWorker.get_default_base_job_template()
+    machine.client.create_work_pool(WorkPoolCreate(name="ticks", type="process", base_job_template=template))
+    with machine.addressed():
         source = tick.from_source(source=str(ROOT), entrypoint="tests/e2e/tick.py:tick")
         source.deploy(name="cron", work_pool_name="ticks", cron="* * * * *", print_next_steps=False)  # type: ignore[union-attr]
     machine.ticks.directory.mkdir(parents=True)

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ class Deployed:
     home: Path
     output: str
     ticks: Record  # the worker of the schedule that ticks every minute
+    client: SyncPrefectClient = field(init=False)
 
     @property
     def record(self) -> Record:
@@ -52,15 +53,23 @@ class Deployed:
         return self.record.parts["server"].address
 
     @contextmanager
-    def client(self) -> Iterator[SyncPrefectClient]:
-        own = {PREFECT_API_URL: f"{self.url}/api", PREFECT_API_AUTH_STRING: PASSWORD}
-        with temporary_settings(own), get_client(sync_client=True) as client:
-            yield client
+    def addressed(self) -> Iterator[None]:
+        """Prefect's functions in this process mean this server inside the block."""
+        with temporary_settings({PREFECT_API_URL: f"{self.url}/api", PREFECT_API_AUTH_STRING: PASSWORD}):
+            yield
+
+    @contextmanager
+    def connected(self) -> Iterator[None]:
+        """`client` can be used inside the block. One for all tests: each would read the certificates anew."""
+        with self.addressed():
+            client = get_client(sync_client=True)
+        with client as self.client:
+            yield
 
     def environment(self, **extra: str) -> dict[str, str]:
         """Of a person's shell in the home directory: nothing there names the server or the cluster.
 
-        Ray's workers are in the cluster's session, as in a person's, and not forks of the tests' server.
+        Its Ray has a fork server of its own, not the tests': its workers are in its session then, as a person's are.
         """
         own = {
             "PREFECT_HOME": str(self.home / "prefect"),
@@ -96,32 +105,27 @@ class Deployed:
 
     def begin(self, deployment: str, **parameters: Any) -> FlowRun:
         """A run of the deployment, which the worker picks up."""
-        with self.client() as client:
-            found = client.read_deployment_by_name(deployment)
-            return client.create_flow_run_from_deployment(found.id, parameters=parameters)
+        found = self.client.read_deployment_by_name(deployment)
+        return self.client.create_flow_run_from_deployment(found.id, parameters=parameters)
 
     def cancel(self, run: FlowRun) -> None:
         """As the button in the UI does."""
-        with self.client() as client:
-            client.set_flow_run_state(run.id, Cancelling())
+        self.client.set_flow_run_state(run.id, Cancelling())
 
     def runs(self, deployment: str) -> list[FlowRun]:
         """Of the deployment."""
-        with self.client() as client:
-            found = client.read_deployment_by_name(deployment)
-            return client.read_flow_runs(deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[found.id])))
+        found = self.client.read_deployment_by_name(deployment)
+        return self.client.read_flow_runs(deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[found.id])))
 
     def state(self, run: FlowRun) -> tuple[str, str]:
         """(type, message) of the run's state."""
-        with self.client() as client:
-            state = client.read_flow_run(run.id).state
+        state = self.client.read_flow_run(run.id).state
         assert state is not None
         return state.type.value, state.message or ""
 
     def crashes(self, run: FlowRun) -> list[float]:
         """Unix times at which the run became Crashed, in order."""
-        with self.client() as client:
-            states = client.read_flow_run_states(run.id)
+        states = self.client.read_flow_run_states(run.id)
         return sorted(state.timestamp.timestamp() for state in states if state.is_crashed())
 
     def pid(self, run: FlowRun) -> int:
@@ -129,8 +133,7 @@ class Deployed:
         found: list[str] = []
 
         def told() -> bool:
-            with self.client() as client:
-                pid = client.read_flow_run(run.id).infrastructure_pid
+            pid = self.client.read_flow_run(run.id).infrastructure_pid
             found[:] = [str(pid)] if pid else []
             return bool(found)
 

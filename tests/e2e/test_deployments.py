@@ -55,9 +55,8 @@ def test_a_deployment_runs_to_completed(deployed: Deployed, watched: Watched) ->
     assert "Completed" in printed
     recipe = run.parameters["recipe"]
     assert run.name.startswith(f"{DEPLOYMENT.partition('/')[0]}-{recipe}-20")
-    with deployed.client() as client:
-        found = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])), limit=200)
-        shown = artifacts(client, run)
+    found = deployed.client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])), limit=200)
+    shown = artifacts(deployed.client, run)
     states = {task.name: task.state_name for task in found}
     assert {states[f"{stage}-{step}"] for stage in STAGES for step in (1, 2)} == {"Completed"}
     assert states["generate"] == "Completed"
@@ -131,14 +130,13 @@ def test_wrong_input_is_one_clear_message_in_the_state(
 def test_a_server_takes_the_kubernetes_template(deployed: Deployed) -> None:
     """A server refuses one in which a placeholder has no variable."""
     template = json.loads((ROOT / "docs" / "kubernetes" / "base-job-template.json").read_text())
-    with deployed.client() as client:
-        client.create_work_pool(WorkPoolCreate(name="cluster", type="kubernetes", base_job_template=template))
-        stored = client.read_work_pool("cluster").base_job_template
-        container = stored["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]["containers"][0]
-        assert container["resources"]["limits"]["nvidia.com/gpu"] == "{{ gpus }}"
-        del template["variables"]["properties"]["gpus"]
-        with pytest.raises(PrefectHTTPStatusError, match="gpus"):
-            client.create_work_pool(WorkPoolCreate(name="broken", type="kubernetes", base_job_template=template))
+    deployed.client.create_work_pool(WorkPoolCreate(name="cluster", type="kubernetes", base_job_template=template))
+    stored = deployed.client.read_work_pool("cluster").base_job_template
+    container = stored["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]["containers"][0]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "{{ gpus }}"
+    del template["variables"]["properties"]["gpus"]
+    with pytest.raises(PrefectHTTPStatusError, match="gpus"):
+        deployed.client.create_work_pool(WorkPoolCreate(name="broken", type="kubernetes", base_job_template=template))
 
 
 def test_a_parameter_of_the_wrong_type_is_refused_at_once(deployed: Deployed) -> None:
@@ -180,8 +178,7 @@ def test_cancelling_ends_the_actors_and_nothing_else(deployed: Deployed) -> None
     await_true("the flow's end", lambda: gone(pid), RELEASE_S)
     await_true("the actors' end", lambda: not deployed.actor_processes(), RELEASE_S)
     await_true("Cancelled", lambda: deployed.state(run)[0] == "CANCELLED", RELEASE_S)
-    with deployed.client() as client:
-        found = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])), limit=200)
+    found = deployed.client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])), limit=200)
     assert [(task.name, task.state.message) for task in found if task.state is not None and task.state.is_failed()] == []
     assert deployed.actors() == []
     assert deployed.record.parts == parts
@@ -190,8 +187,7 @@ def test_cancelling_ends_the_actors_and_nothing_else(deployed: Deployed) -> None
 
 def went_on(deployed: Deployed, run: FlowRun, pid: int) -> bool:
     """Whether another process does the run now."""
-    with deployed.client() as client:
-        now = client.read_flow_run(run.id)
+    now = deployed.client.read_flow_run(run.id)
     return now.run_count == 2 and now.state_name == "Running" and now.infrastructure_pid not in (None, str(pid))
 
 

@@ -43,9 +43,8 @@ def test_the_page_of_a_flow_run(deployed: Deployed, watched: Watched, page: Page
 
 
 def test_the_pages_of_progress_and_plot(deployed: Deployed, watched: Watched, page: Page, tmp_path: Path) -> None:
-    with deployed.client() as client:
-        of_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[watched.run.id]))
-        ids = {artifact.key: artifact.id for artifact in client.read_artifacts(artifact_filter=of_run)}
+    of_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[watched.run.id]))
+    ids = {artifact.key: artifact.id for artifact in deployed.client.read_artifacts(artifact_filter=of_run)}
     page.open(f"{deployed.url}/artifacts/artifact/{ids['grpo-progress']}", "grpo-progress", "2 of 2 steps", "100%")
     page.open(f"{deployed.url}/artifacts/artifact/{ids['grpo-reward']}", "grpo-reward")
     plots = "Math.max(0, ...[...document.querySelectorAll('img')].filter(e => e.src.startsWith('data:image/svg')).map(e => e.naturalWidth))"
@@ -57,9 +56,8 @@ def test_the_pages_of_progress_and_plot(deployed: Deployed, watched: Watched, pa
 
 
 def test_the_link_to_the_runs_own_page(deployed: Deployed, watched: Watched, page: Page, tmp_path: Path) -> None:
-    with deployed.client() as client:
-        of_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[watched.run.id]))
-        (link,) = [artifact for artifact in client.read_artifacts(artifact_filter=of_run) if artifact.key == "grpo-page"]
+    of_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[watched.run.id]))
+    (link,) = [artifact for artifact in deployed.client.read_artifacts(artifact_filter=of_run) if artifact.key == "grpo-page"]
     page.open(f"{deployed.url}/artifacts/artifact/{link.id}", "grpo-page", "The run's page")
     url = page.evaluate("[...document.querySelectorAll('a')].map(e => e.href).filter(e => e.endsWith('" + str(watched.run.id) + "'))[0]")
     page.open(url.replace("//", f"//{PASSWORD}@", 1), "Curves", "Where the time went", "completed")

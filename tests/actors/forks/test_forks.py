@@ -86,17 +86,22 @@ def test_a_fork_ends_with_its_client(address: str, tmp_path: Path, end: signal.S
         assert process.wait(WAIT_S) == (7 if end == signal.SIGTERM else -9)
 
 
-def starts_it_itself(place: Path, **variables: str) -> None:
-    """Ray's setup_worker.py lies beside the worker's file."""
-    (place / "setup_worker.py").write_text("import sys; print(sys.argv[0], len(sys.argv), sys.path[0])")
-    with start(written(place, ""), **variables) as process:
-        said, errors = process.communicate(timeout=WAIT_S)
-    assert said.split() == [str(place / "setup_worker.py"), "4", str(place)], errors
+def starts_it_itself(program: Path, **variables: str) -> None:
+    """By the setup_worker.py of a Ray that lies beside the program."""
+    workers = program.parent / "ray" / "_private" / "workers"
+    workers.mkdir(parents=True)
+    (program.parent / "ray" / "__init__.py").touch()
+    (workers / "setup_worker.py").write_text("import sys; print(sys.argv[0], len(sys.argv), sys.path[0])")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(program.parent))
+        with start(program, **variables) as process:
+            said, errors = process.communicate(timeout=WAIT_S)
+    assert said.split() == [str(workers / "setup_worker.py"), "4", str(workers)], errors
 
 
 @pytest.mark.parametrize("value", ["off", "{place}/nobody"])
 def test_without_a_server_ray_starts_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    starts_it_itself(tmp_path, GRPO_FLOWS_FORKS=value.format(place=tmp_path))
+    starts_it_itself(written(tmp_path, ""), GRPO_FLOWS_FORKS=value.format(place=tmp_path))
     monkeypatch.setenv(client.ADDRESS, value.format(place=tmp_path))
     assert server.trouble() is None  # it was not wanted
 
@@ -115,7 +120,12 @@ def test_a_server_that_has_ended_says_why_and_ray_starts_the_worker(
             assert time.monotonic() < deadline
             time.sleep(0.02)
         assert server.trouble() == said
-        starts_it_itself(tmp_path)
+        starts_it_itself(written(tmp_path, ""))
+
+
+def test_what_is_no_worker_is_started_by_ray(address: str, tmp_path: Path) -> None:
+    """Ray starts its server for its client so, too, as `-m` and a module's name."""
+    starts_it_itself(tmp_path / "another.py")
 
 
 @pytest.fixture
