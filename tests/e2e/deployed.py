@@ -8,11 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
 from prefect.client.schemas.objects import FlowRun
@@ -156,6 +157,16 @@ class Deployed:
                 titles.append(title)
         return titles
 
+    def forks(self) -> list[str]:
+        """Titles of the processes in the cluster that are forks of its fork server."""
+        found = []
+        for member in self.record.parts["ray"].members():
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(member.pid)
+                if (parent := process.parent()) and "actors.forks.server" in parent.cmdline():
+                    found.append(" ".join(process.cmdline()))
+        return found
+
     def actors(self) -> list[str]:
         """Names of the actors that Ray knows, of every run."""
         address = self.record.parts["ray"].address
@@ -171,7 +182,7 @@ def await_true(what: str, check: Callable[[], object], timeout_s: float) -> None
     deadline = time.monotonic() + timeout_s
     while not check():
         assert time.monotonic() < deadline, what
-        time.sleep(0.2)
+        time.sleep(0.5)
 
 
 def gone(pid: int) -> bool:
