@@ -38,6 +38,7 @@ def recipe(private: Path, *overrides: str) -> list[str]:
         *(one for one in SHORT if not one.startswith(("model.", "environment."))),
         f"environment={{kind: dataset, path: {private}/rows.jsonl, validation_size: 12}}",
         "policy.parallel.data=2", "checkpoint.every_steps=1", "validate_every=1000",
+        "rewards=[{kind: math, timeout_s: 300}]",  # ten seconds of a busy machine may not be enough for an answer
         "policy.optimizer.decay_style=constant",  # else the number of steps would change each of them
         "policy.compiled_graph.enabled=false",  # few cores have it on one node only, and the metrics say so
         *overrides,
