@@ -33,8 +33,8 @@ def _setup_worker(arguments: list[str]) -> int:
     parser.add_argument("--language")
     known, program = parser.parse_known_args(arguments)
     context = json.loads(known.serialized_runtime_env_context)
-    as_it_is = known.language == "PYTHON" and not context.get("command_prefix") and context.get("py_executable") in (None, sys.executable)
-    if as_it_is and os.path.basename(program[0]) == "default_worker.py":  # Ray's server for its client starts so, too
+    plain = known.language == "PYTHON" and not context.get("command_prefix") and context.get("py_executable") in (None, sys.executable)
+    if plain and os.path.basename(program[0]) == "default_worker.py":  # Ray Client's server is started by this file, too
         variables = {name: os.path.expandvars(value) for name, value in context.get("env_vars", {}).items()}
         code = fork(program, os.environ | variables, (1, 2), group=0)  # the raylet kills the process group of a worker that has ended
         if code is not None:

@@ -81,7 +81,7 @@ def running(place: Path) -> Iterator[None]:
         server = subprocess.Popen(
             [*_COMMAND, str(listener.fileno())],
             stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, pass_fds=(listener.fileno(),),
-            process_group=0,  # a terminal's Ctrl-C is for the run
+            process_group=0,  # a terminal's Ctrl-C is for the run; of its session, by which `make up` finds all that its Ray has started
         )  # fmt: skip
     try:
         with settings.variables(**{ADDRESS: str(address)}):

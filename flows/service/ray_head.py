@@ -20,13 +20,13 @@ _LOOK_EVERY_S = 10.0
 
 def main(place: str, *arguments: str) -> None:
     """Returns when Ray has ended."""
-    threading.Thread(target=_report_trouble, name="forks", daemon=True).start()
     with server.running(Path(place)), forked_workers():
+        threading.Thread(target=_report_trouble, name="forks", daemon=True).start()
         scripts.cli.main(arguments, prog_name="ray")
 
 
 def _report_trouble() -> None:
-    """Say, once, why workers are no forks, when they were to be."""
+    """Say once, into Ray's log, why workers are no forks any more."""
     while not (why := server.trouble()):
         time.sleep(_LOOK_EVERY_S)
     print(f"workers are no forks from now on: {why}", flush=True)

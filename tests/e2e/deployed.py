@@ -70,7 +70,7 @@ class Deployed:
     def environment(self, **extra: str) -> dict[str, str]:
         """Of a person's shell in the home directory: nothing there names the server or the cluster.
 
-        Its Ray has a fork server of its own, not the tests': its workers are in its session then, as a person's are.
+        Its Ray starts a fork server of its own, as a person's does, so all workers are in its session. (The tests' server is in theirs.)
         """
         own = {
             "PREFECT_HOME": str(self.home / "prefect"),
@@ -164,7 +164,7 @@ class Deployed:
             with suppress(psutil.NoSuchProcess):
                 process = psutil.Process(member.pid)
                 if (parent := process.parent()) and "actors.forks.server" in parent.cmdline():
-                    found.append(" ".join(process.cmdline()))
+                    found.append(" ".join(process.cmdline()).strip())
         return found
 
     def actors(self) -> list[str]:

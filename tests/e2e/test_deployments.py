@@ -172,7 +172,7 @@ def test_cancelling_ends_the_actors_and_nothing_else(deployed: Deployed) -> None
     run, during = begin_training(deployed, has_trained)
     assert before == []
     assert {"ray::PolicyGroup", "ray::PolicyWorkerActor"} <= {title.partition(".")[0] for title in during}
-    assert {"ray::PolicyGroup", "ray::PolicyWorkerActor"} <= {title.partition(".")[0].strip() for title in deployed.forks()}
+    assert {"ray::PolicyGroup", "ray::PolicyWorkerActor"} <= {title.partition(".")[0] for title in deployed.forks()}
     assert {"policy", "policy-worker-0", "collector"} <= set(deployed.actors())
     pid = deployed.pid(run)
     deployed.cancel(run)

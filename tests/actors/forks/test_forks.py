@@ -124,7 +124,7 @@ def test_a_server_that_has_ended_says_why_and_ray_starts_the_worker(
 
 
 def test_what_is_no_worker_is_started_by_ray(address: str, tmp_path: Path) -> None:
-    """Ray starts its server for its client so, too, as `-m` and a module's name."""
+    """Ray Client's server is a module, `-m ray.util.client.server`."""
     starts_it_itself(tmp_path / "another.py")
 
 
