@@ -41,6 +41,9 @@ SHORT = [
     "policy.optimizer.warmup_steps=0",
     "generation.kv_cache_gib=0.125", "generation.max_num_seqs=32",
 ]  # fmt: skip
+PATIENT = (
+    "rewards=[{kind: reasoning_gym, timeout_s: 300}]"  # for runs that are compared: on a busy machine an answer may take its ten seconds
+)
 
 
 def call(namespace: str, actor: str, method: str, *arguments: Any) -> Any:
@@ -148,7 +151,7 @@ def run_flow(run_recorded: Callable[..., Run]) -> Callable[..., Run]:
 @pytest.fixture(scope="session")
 def twins(run_flow: Callable[..., Run]) -> tuple[Run, Run]:
     """The same recipe and seed, twice."""
-    return run_flow(), run_flow()
+    return run_flow(PATIENT), run_flow(PATIENT)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from tests.e2e.test_resume import OFTEN, numbers
 
 pytestmark = pytest.mark.slow
 OPTIONS = [
-    *OFTEN, "steps=2", "preset=dapo", "rollout.max_num_gen_batches=3",
+    *OFTEN, "steps=2", "preset=dapo", "rollout.max_num_gen_batches=3", "rewards=[{kind: reasoning_gym, timeout_s: 300}, {kind: length}]",
     "policy.loss.kl_coef=0.05", "policy.loss.kl_in=reward", "policy.loss.kl_estimator=k1",
 ]  # fmt: skip
 

@@ -40,7 +40,7 @@ from tasks.reporting.run_dir import RunDirectory
 from tasks.reporting.summary import Summary
 from tests.conftest import ROOT
 from tests.e2e.commands import said_until, start_command
-from tests.e2e.conftest import SHORT, Run
+from tests.e2e.conftest import PATIENT, SHORT, Run
 from tests.object_store import ObjectStore, objects
 from tests.patience import WAIT_S
 
@@ -50,7 +50,7 @@ pytestmark = pytest.mark.slow
 CLOCKS = (
     "time/", "tokens_per_s", "train_s", "tflops", "data_plane/", "scoring/slowest_s", "idle/", "replay/claim_wait_s", "checkpoint/",
 )  # fmt: skip
-OFTEN = ["checkpoint.every_steps=1", "checkpoint.keep_last=9"]
+OFTEN = ["checkpoint.every_steps=1", "checkpoint.keep_last=9", PATIENT]
 
 
 def numbers(directory: Path) -> list[dict[str, Any]]:
@@ -219,7 +219,7 @@ def test_ctrl_c_saves_the_step_and_the_run_goes_on_in_its_directory(
 ) -> None:
     at(2, "submit_logprob", lambda: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
-        grpo(recipe="arithmetic-cpu", overrides=[f"output_dir={tmp_path}", *SHORT])
+        grpo(recipe="arithmetic-cpu", overrides=[f"output_dir={tmp_path}", *SHORT, PATIENT])
     (directory,) = [path for path in tmp_path.iterdir() if not path.is_symlink()]
     assert Summary.read(directory / "summary.json").status == "cancelled"
     assert (directory / "hf" / "model.safetensors").is_file()
@@ -233,9 +233,9 @@ def test_ctrl_c_saves_the_step_and_the_run_goes_on_in_its_directory(
     assert all(torch.equal(ours[name], theirs[name]) for name in ours.keys() | theirs.keys())
     shutil.rmtree(tmp_path / "exported")
     with pytest.raises(ConfigError, match=r"other settings.*seed: 0 -> 1"):
-        grpo(recipe="arithmetic-cpu", overrides=[f"output_dir={tmp_path}", *SHORT, f"resume={directory}", "seed=1"])
+        grpo(recipe="arithmetic-cpu", overrides=[f"output_dir={tmp_path}", *SHORT, PATIENT, f"resume={directory}", "seed=1"])
 
-    grpo(recipe="arithmetic-cpu", overrides=[f"output_dir={tmp_path}", *SHORT, f"resume={directory}"])
+    grpo(recipe="arithmetic-cpu", overrides=[f"output_dir={tmp_path}", *SHORT, PATIENT, f"resume={directory}"])
     assert numbers(directory) == numbers(finished.directory)
     assert samples(directory) == samples(finished.directory)
     assert {path.name for path in tmp_path.iterdir()} == {directory.name, "latest"}

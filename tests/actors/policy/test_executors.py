@@ -70,6 +70,9 @@ class Owner:
         else:
             self.executor = CompiledExecutor(replicas, timeout_s)
 
+    def answer_within(self, timeout_s: float) -> None:
+        self.executor._timeout_s = timeout_s
+
     def run(self, requests: list[Request]) -> Any:
         return self.executor.run(requests)
 
@@ -106,10 +109,10 @@ def cast() -> Iterator[tuple[Any, list[Any]]]:
 def make(request: pytest.FixtureRequest, cast: tuple[Any, list[Any]]) -> Iterator[Any]:
     owner, toys = cast
 
-    def build(replicas: int, ranks: int, timeout_s: float = WAIT_S, last: Any = None) -> tuple[Any, list[dict[str, Any]]]:
+    def build(replicas: int, ranks: int, last: Any = None) -> tuple[Any, list[dict[str, Any]]]:
         workers = [*toys[: replicas * ranks - 1], last or toys[replicas * ranks - 1]]
         layout = [{f"worker-{r}-{i}": workers[r * ranks + i] for i in range(ranks)} for r in range(replicas)]
-        ray.get(owner.build.remote(request.param, layout, timeout_s), timeout=WAIT_S)
+        ray.get(owner.build.remote(request.param, layout, WAIT_S), timeout=WAIT_S)
         return owner, layout
 
     yield build
@@ -160,7 +163,8 @@ def test_a_death_in_a_call_is_named_and_the_others_live(make: Any, replicas: int
 
 
 def test_a_silent_worker_is_named_after_the_deadline(make: Any) -> None:
-    owner, _ = make(1, 1, timeout_s=1.0)
+    owner, _ = make(1, 1)
+    ray.get(owner.answer_within.remote(1.0), timeout=WAIT_S)  # to build it may take longer on a busy machine
     with pytest.raises(ActorTimeoutError, match=r"sleep: no answer from worker-0-0 within 1 s"):
         run(owner, Request("sleep", (2.0,)))
 

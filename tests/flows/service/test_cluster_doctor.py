@@ -67,12 +67,14 @@ def test_without_an_address_nothing_is_joined(capsys: pytest.CaptureFixture[str]
 
 
 TWO_NODES = """
-import shutil, sys
+import os, shutil, sys
 from actors import node as this
 from configs import settings
 settings.apply_defaults()
+from ray._common.utils import get_default_ray_temp_dir
 from ray.cluster_utils import Cluster
 from flows.service import doctor
+os.makedirs(get_default_ray_temp_dir(), exist_ok=True)  # Cluster notes its address there, and no other Ray may have made it
 assert doctor.main(["--cluster", "127.0.0.1:1"]) == 2
 folder = this.private_folder("ray-")
 node = {"temp_dir": str(folder), "node_ip_address": "127.0.0.1", "num_cpus": 1, "object_store_memory": 160 * 2**20}

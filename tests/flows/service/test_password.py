@@ -87,6 +87,7 @@ def test_a_server_of_a_runs_own_asks_for_it_and_the_run_has_it(tmp_path: Path) -
     """`PREFECT_SERVER_API_AUTH_STRING` alone is enough, as of `make up`: our processes are clients with the same password."""
     code = (
         "from flows.service import server\n"
+        "server.DEFAULT_PORT = 0\n"  # another test's server may have the other by now
         "server.begin()\n"  # as a command does
         "import httpx, prefect\n"
         "from prefect.client.orchestration import get_client\n"
