@@ -12,14 +12,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.optimizer import get_param_id_to_sharded_param_map, make_sharded_optimizer_tensor
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
+from numpy.typing import NDArray
 
 from actors.checkpoints.errors import CheckpointError
 from actors.policy import random_states, sharded_files
@@ -129,20 +133,28 @@ def set_steps(optimizer: Any, scheduler: Any, steps: int) -> None:
 class Saver:
     """Copies the state of this rank to host memory, and writes it from there while training goes on.
 
-    The constructor is a collective, and takes the time of allocating (and, for CUDA, pinning) that memory; each save reuses it.
+    The constructor is a collective. It allocates that memory, which each save reuses; a thread gives it its pages (for CUDA pinned ones:
+    seconds for large models), for which the first save waits.
     """
 
     def __init__(self, model: Any, optimizer: Any, device: torch.device) -> None:
         self._device = device
         self._buffers: dict[tuple[str, str], torch.Tensor] = {}
         entries: dict[str, Any] = {}
-        for part in self._owned(parts(model, optimizer)):
+        owned = self._owned(parts(model, optimizer))
+        ends = list(accumulate(part.parameter.numel() for part in owned for _ in KINDS))
+        # numpy's, for whose parts torch has storages of their own: of parts of a tensor the writer would make copies.
+        memory = np.empty(ends[-1] if ends else 0, np.float32)
+        blocks = iter(np.split(memory, ends))
+        for part in owned:
             for kind in KINDS:
-                self._buffers[part.name, kind] = buffer = torch.zeros(part.parameter.shape, pin_memory=device.type == "cuda")
-                buffer.fill_(0.0)  # zeros are pages that do not exist yet
+                self._buffers[part.name, kind] = buffer = torch.from_numpy(next(blocks)).view(part.parameter.shape)
                 entries[f"{kind}.{part.name}"] = _entry(part, buffer, f"{_STATE_PREFIX}.{kind}", replica_id=0)
         self._random = {name: state.clone() for name, state in random_states.present(device).items()}
         self._files = ShardedFiles(entries | random_states.entries(self._random))
+        thread = ThreadPoolExecutor(1, thread_name_prefix="policy-state-pages")
+        self._pages = thread.submit(_take_pages, memory, device)
+        thread.shutdown(wait=False)
         self._thread: threading.Thread | None = None
         self._results: list[Any] | None = None
         self._error: CheckpointError | None = None
@@ -157,10 +169,11 @@ class Saver:
             roundings: `Rounding.count`.
 
         Raises:
-            RuntimeError: the save before is still being written.
+            RuntimeError: the save before is still being written, or there is no memory for the copy.
         """
         if self.writing():
             raise RuntimeError("a save is still being written: wait for it before the next begins")
+        self._pages.result()
         self._steps, self._roundings, self._loss_scale = int(scheduler.num_steps), roundings, loss_scale(optimizer)
         self._adapted = adapted
         present = parts(model, optimizer)
@@ -246,6 +259,15 @@ class Saver:
         me = parallel_state.get_data_parallel_rank(with_context_parallel=True)
         owners = _owners(present)
         return [part for part in present if not _replicates(part) and owners[part.name] == me]
+
+
+def _take_pages(memory: NDArray[np.float32], device: torch.device) -> None:
+    """Now, and not while training stands still. For CUDA they are pinned: copies to others are slow, and wait for each other."""
+    if device.type != "cuda" or not memory.size:
+        memory.fill(0.0)
+        return
+    with torch.cuda.device(device):
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))
 
 
 def load(model: Any, optimizer: Any, scheduler: Any, device: torch.device, directory: str, state: PolicyState) -> bool:

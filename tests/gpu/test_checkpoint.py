@@ -57,9 +57,11 @@ def stepped(device: str, dtype: str, model: Path, folder: Path, *, resumes: bool
         if resumes:
             policy.load_state(str(folder / "state"), config.optimizer)
         else:
+            policy.prepare_save()
             for _ in range(3):
                 policy.train(plan, "grpo")
             save(policy, folder / "state")
+            assert all(copy.is_pinned() == (device == "cuda") for copy in policy._saver._buffers.values())
         policy.logprob(plan, "policy_logprobs")
         logprobs = torch.cat([row.float().cpu() for row in plane.get(meta, ["policy_logprobs"])["policy_logprobs"]])
         return logprobs, policy.train(plan, "grpo")["loss"]
