@@ -42,7 +42,7 @@ from tasks.reporting.samples import Phase
 from tasks.reporting.slowest import SlowestWriter
 from tasks.reporting.summary import SetAccuracy
 from tasks.reporting.text import estimate
-from tasks.rollout import announce, close_ledger, rollout, settle
+from tasks.rollout import announce, close_ledger, report, rollout, settle
 from tasks.train import begin_grpo, pass_over, place, scale_rate
 from tasks.warm_start import begin_warm_start, warm_start
 
@@ -63,8 +63,6 @@ class GrpoStep(Step):
         self._columns: dict[str, tuple[str, ...]] = {}  # by stage that was sent, what it writes
         self._inputs: StepInputs | None = None  # to be kept
         self._uids: tuple[str, ...] = ()  # of the groups that the step has taken
-        self._samples: Sequence[Sample] = ()
-        self._slowest: Sequence[SlowSample] = ()
 
     def submit_rollout(self) -> None:
         """Take the step's groups from the ledger: as they are answered, or of those that were answered during earlier steps."""
@@ -82,13 +80,14 @@ class GrpoStep(Step):
         seconds = now - self._run.announced_at
         self._run.seconds["rollout"] += seconds
         self.metrics |= result.metrics | {"time/rollout": seconds, "idle/trainer_s": now - waited}
-        self._samples, self._slowest = result.samples, result.slowest
         self._taken = result.meta
         return self._taken
 
     def show_samples(self) -> None:
-        """What the model said, for the person who follows the run."""
-        self._run.show_samples(self.number, "train", self._samples, self._slowest)
+        """What the model said, for the person who follows the run; and how the rollout went."""
+        told = report(self._run.namespace)
+        self.metrics |= told.metrics
+        self._run.show_samples(self.number, "train", told.samples, told.slowest)
 
     def submit_logprob(self, batch: KVBatchMeta) -> KVBatchMeta:
         """The policy's own log-probabilities of the samples (the `old` of the ratio); `train` comes after them."""

@@ -21,7 +21,7 @@ from actors.rollout.collector import Collector
 from actors.rollout.inputs import StepInputs
 from actors.rollout.ledger_actor import LedgerActor
 from actors.rollout.ledger_types import Claim
-from actors.rollout.samples import Sample, SlowSample
+from actors.rollout.samples import StepReport
 from configs.rollout import RolloutConfig
 from configs.staleness import AsyncConfig
 from tasks import events
@@ -33,16 +33,10 @@ _ANSWER_S = 60.0  # beyond a claim's own wait
 
 
 class Rollout(BaseModel, frozen=True):
-    """What a step trains on.
-
-    Attributes:
-        uids: of the groups that were taken. samples: of groups that were stored lately. slowest: to score, of the same.
-    """
+    """What a step trains on. `uids`: of the groups that were taken."""
 
     meta: KVBatchMeta
     uids: tuple[str, ...]
-    samples: tuple[Sample, ...]
-    slowest: tuple[SlowSample, ...]
     metrics: dict[str, float]
 
 
@@ -56,8 +50,8 @@ def rollout(namespace: str, step: int, wanted: RolloutConfig, rules: AsyncConfig
         sleep_s: let the engines sleep when all groups are there, within so many seconds; None: they stay awake.
 
     Raises:
-        LedgerStalledError: they will not come. ActorGoneError, ActorTimeoutError: the ledger or the collector is lost.
-        EngineDiedError: an engine is, when it was to sleep.
+        LedgerStalledError: they will not come. ActorGoneError, ActorTimeoutError: the ledger is lost; or the collector, when engines were
+            to sleep. EngineDiedError: one of them is.
     """
     dropped: list[str] = []
     metrics: dict[str, float] = {}
@@ -76,14 +70,10 @@ def rollout(namespace: str, step: int, wanted: RolloutConfig, rules: AsyncConfig
     if sleep_s is not None:  # before the trainer hears of the groups: it needs the memory
         ask(namespace, names.COLLECTOR, sleep_s, Collector.sleep_engines)
     meta = KVBatchMeta.concat([taken.meta for taken in claims])
-    report = ask(namespace, names.COLLECTOR, _ANSWER_S, Collector.report)
     return Rollout(
         meta=meta,
         uids=tuple(uid for taken in claims for uid in taken.uids),
-        samples=report.samples,
-        slowest=report.slowest,
         metrics=metrics
-        | report.metrics
         | {"groups/replaced": float(len(dropped)), "groups/gen_batches": float(len(claims))}
         | staleness([age for taken in claims for age in taken.ages], meta),
     )
@@ -135,6 +125,11 @@ def settle(
             case reason:
                 ask(namespace, names.LEDGER, _ANSWER_S, LedgerActor.drop, list(uids), reason)
     return data_plane_metrics(namespace, timeout_s) | kept
+
+
+def report(namespace: str) -> StepReport:
+    """What the rollout loop did since it was asked last."""
+    return ask(namespace, names.COLLECTOR, _ANSWER_S, Collector.report)
 
 
 def announce(namespace: str, version: int) -> None:

@@ -91,6 +91,7 @@ _KINDS: dict[str, type[Record]] = {
     "began": Began, "admitted": Admitted, "reissued": Reissued, "committed": Stored, "cancelled": Cancelled, "claimed": Claimed,
     "released": Released, "ended": Ended, "announced": Announced, "cut": Cut, "resumed": Resumed, "finished": Finished,
 }  # fmt: skip
+_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)  # once: json.dumps makes one for each line
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _ADAPTERS: dict[str, TypeAdapter[Record]] = {name: TypeAdapter(kind) for name, kind in _KINDS.items()}
 
@@ -113,7 +114,7 @@ class Line:
         """The line as it stands in the file, with its line end; and its hash."""
         # vars, not asdict: that copies deeply, at ten times the cost.
         fields = {"n": self.n, "time": self.time, "kind": self.kind, **vars(self.record), "prev": self.prev}
-        body = json.dumps(fields, separators=(",", ":"), allow_nan=False)[:-1]
+        body = _JSON.encode(fields)[:-1]
         digest = hashlib.sha256(body.encode()).hexdigest()
         return f'{body},"hash":"{digest}"}}\n'.encode(), digest
 
