@@ -360,7 +360,7 @@ def _starting(
         if engines_sleep and names.POLICY in pending:
             starting.warm_up()
         if isinstance(config, BaseRunConfig) and config.checkpoint.every_steps is not None:
-            # Allocating and pinning takes seconds: now, and not while the first checkpoint lets training stand still.
+            # Their memory takes seconds: begun now, and not while the first checkpoint lets training stand still.
             timeout_s = config.checkpoint.timeout_s
             wait_all({names.POLICY: starting.handles[names.POLICY].prepare_saves.remote(timeout_s)}, what="start", timeout_s=timeout_s)
     except BaseException:
