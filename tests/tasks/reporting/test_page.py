@@ -119,7 +119,8 @@ def test_it_works_in_the_frame_of_a_notebook(tmp_path: Path) -> None:
     with chromium(tmp_path / "profile") as page:
         page.open((tmp_path / "notebook.html").as_uri(), "Above")
         inside = "document.querySelector('iframe').contentDocument"
-        page.evaluate(f"new Promise(r => {{ const look = () => {inside}.querySelector('#count') ? r() : setTimeout(look, 50); look(); }})")
+        shown = f"{inside}.querySelector('#count')?.textContent"  # by its script, which listens from then on
+        page.evaluate(f"new Promise(r => {{ const look = () => {shown} ? r() : setTimeout(look, 50); look(); }})")
         page.evaluate(f"{inside}.querySelector('[data-view=from]').value = '11'")
         page.evaluate(f"{inside}.querySelector('[data-view=from]').dispatchEvent(new Event('input'))")
         assert page.evaluate(f"{inside}.querySelector('#count').textContent") == "10 of 10 samples that fit"
