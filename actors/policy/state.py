@@ -143,7 +143,7 @@ class Saver:
         entries: dict[str, Any] = {}
         owned = self._owned(parts(model, optimizer))
         ends = list(accumulate(part.parameter.numel() for part in owned for _ in KINDS))
-        # numpy's, for whose parts torch has storages of their own: of parts of a tensor the writer would make copies.
+        # One block, so that it is pinned at once. numpy cuts it: each buffer has a storage of its own, where the writer would copy a view.
         memory = np.empty(ends[-1] if ends else 0, np.float32)
         blocks = iter(np.split(memory, ends))
         for part in owned:
@@ -152,9 +152,9 @@ class Saver:
                 entries[f"{kind}.{part.name}"] = _entry(part, buffer, f"{_STATE_PREFIX}.{kind}", replica_id=0)
         self._random = {name: state.clone() for name, state in random_states.present(device).items()}
         self._files = ShardedFiles(entries | random_states.entries(self._random))
-        thread = ThreadPoolExecutor(1, thread_name_prefix="policy-state-pages")
-        self._pages = thread.submit(_take_pages, memory, device)
-        thread.shutdown(wait=False)
+        pool = ThreadPoolExecutor(1, thread_name_prefix="policy-state-pages")
+        self._pages = pool.submit(_take_pages, memory, device)
+        pool.shutdown(wait=False)
         self._thread: threading.Thread | None = None
         self._results: list[Any] | None = None
         self._error: CheckpointError | None = None
@@ -262,7 +262,7 @@ class Saver:
 
 
 def _take_pages(memory: NDArray[np.float32], device: torch.device) -> None:
-    """Now, and not while training stands still. For CUDA they are pinned: copies to others are slow, and wait for each other."""
+    """Have the memory's pages mapped before the first save needs them. For CUDA they are pinned: copies to pageable memory are slow."""
     if device.type != "cuda" or not memory.size:
         memory.fill(0.0)
         return

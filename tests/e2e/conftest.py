@@ -41,9 +41,8 @@ SHORT = [
     "policy.optimizer.warmup_steps=0",
     "generation.kv_cache_gib=0.125", "generation.max_num_seqs=32",
 ]  # fmt: skip
-PATIENT = (
-    "rewards=[{kind: reasoning_gym, timeout_s: 300}]"  # for runs that are compared: on a busy machine an answer may take its ten seconds
-)
+# For runs that are compared: on a busy machine to score an answer may take longer than its ten seconds.
+PATIENT = "rewards=[{kind: reasoning_gym, timeout_s: 300}]"
 
 
 def call(namespace: str, actor: str, method: str, *arguments: Any) -> Any:
