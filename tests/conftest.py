@@ -99,6 +99,26 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(f"CPU time of this machine meanwhile: {_cpu_s() - _BEGAN:.0f} s")
 
 
+class _FailuresAtOnce:
+    """Writes the end of each failure when it comes: pytest lists them at the end, which a run that is cut short does not reach."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._terminal.ensure_newline()
+            self._terminal.write_line(f"failed: {report.nodeid} ({report.when})")
+            self._terminal.write_line("\n".join(report.longreprtext.splitlines()[-20:]))
+
+
+@pytest.hookimpl(trylast=True)  # after the terminal's reporter
+def pytest_configure(config: pytest.Config) -> None:
+    """With one process, or in the one that the others of `make test` report to."""
+    if (terminal := config.pluginmanager.get_plugin("terminalreporter")) is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_FailuresAtOnce(terminal))
+
+
 @pytest.fixture
 def temporary() -> Iterator[Path]:
     """A temporary directory of this process and its children; its name is short, for Ray's sockets lie in it."""
