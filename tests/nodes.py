@@ -5,16 +5,17 @@
     ├── nodes[1]  10.77.0.2    ray start --address ..   has an empty disk in its place
     └── nodes[2]  10.77.0.3    likewise
 
-Every other path is that of the machine, as on nodes that share a file system.
+Every other path is that of the machine, as on nodes that share a file system. Each node's Ray has a fork server, as that of `make up` has:
+else its workers would import torch, vLLM and Megatron a dozen times.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +25,10 @@ import pytest
 
 from configs import settings
 from tests.conftest import ROOT
+from tests.patience import WAIT_S
 
 _NETWORK, _PORT = "10.77.0", 6379
+_STARTED = "Ray runtime started."
 _GONE_S = 10.0
 
 
@@ -79,23 +82,50 @@ def cluster(private: Path, cpus: Sequence[int], **variables: str) -> Iterator[tu
     The test is skipped where the kernel gives no namespaces.
     """
     with ExitStack() as stack:
+        places = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="f", dir="/tmp")))  # a socket's path must be short
         switch = stack.enter_context(_holder("--net", script="ip link add hub type bridge && ip link set hub up"))
         _run(["nsenter", f"--target={switch}", "--net", "ip", "address", "add", f"{_NETWORK}.254/24", "dev", "hub"])
         hosts = private / "hosts"
         hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{_address(number)} node-{number}\n" for number in range(len(cpus))))
         nodes = [stack.enter_context(_node(switch, number, hosts, hides=number > 0)) for number in range(len(cpus))]
         address = f"{nodes[0].address}:{_PORT}"
-        _start_ray(nodes[0], cpus[0], "--head", f"--port={_PORT}", "--include-dashboard=false", f"--temp-dir={private / 'r'}", **variables)
-        with ThreadPoolExecutor() as threads:
-            list(threads.map(lambda pair: _start_ray(*pair, f"--address={address}"), list(zip(nodes, cpus, strict=True))[1:]))
+        head = ["--head", f"--port={_PORT}", "--include-dashboard=false", f"--temp-dir={private / 'r'}"]
+        stack.enter_context(_ray(nodes[0], places / nodes[0].address, cpus[0], *head, **variables))()
+        others = [
+            stack.enter_context(_ray(node, places / node.address, count, f"--address={address}"))
+            for node, count in zip(nodes[1:], cpus[1:], strict=True)
+        ]
+        for wait in others:
+            wait()
         yield address, nodes
 
 
-def _start_ray(node: Node, cpus: int, *options: str, **variables: str) -> None:
+@contextmanager
+def _ray(node: Node, place: Path, cpus: int, *options: str, **variables: str) -> Iterator[Callable[[], None]]:
+    """Yields what waits until it has started. Args: place: directory for the fork server's socket; it is made."""
+    place.mkdir()
     own = [f"--node-ip-address={node.address}", f"--num-cpus={cpus}", f"--object-store-memory={128 * 2**20}", "--disable-usage-stats"]
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", *own, *options]
+    command = [sys.executable, "-m", "flows.service.ray_head", str(place), "start", "--block", *own, *options]
     # Nobody who starts a cluster by hand has this project's "0".
-    _run(node.command(command), PYTHONPATH=settings.python_path(ROOT), RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="1", **variables)
+    environment = settings.child_environment(
+        PYTHONPATH=settings.python_path(ROOT), RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="1", GRPO_FLOWS_FORKS="", **variables
+    )
+    log = place / "log"
+    with log.open("w") as said:
+        process = subprocess.Popen(node.command(command), stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=environment)
+
+    def wait() -> None:
+        deadline = time.monotonic() + WAIT_S
+        while _STARTED not in (text := log.read_text()):
+            assert process.poll() is None, text
+            assert time.monotonic() < deadline, text
+            time.sleep(0.1)
+
+    try:
+        yield wait
+    finally:
+        node.end()
+        process.wait()
 
 
 @contextmanager
@@ -111,10 +141,7 @@ def _node(switch: int, number: int, hosts: Path, *, hides: bool) -> Iterator[Nod
         _run([*inside, "address", "add", f"{node.address}/24", "dev", "eth0"])
         _run([*inside, "link", "set", "eth0", "up"])
         _run([*inside, "route", "add", "default", "via", f"{_NETWORK}.254"])  # Ray asks for the way out to know its own address
-        try:
-            yield node
-        finally:
-            node.end()
+        yield node
 
 
 def _address(number: int) -> str:

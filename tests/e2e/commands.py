@@ -28,23 +28,36 @@ def processes_with(mark: str) -> dict[int, str]:
 
 
 def start_command(
-    flow: str, output: Path, mark: str, *overrides: str, disk: tuple[Path, int] | None = None, node: Node | None = None, **variables: str
+    flow: str,
+    output: Path,
+    mark: str,
+    *overrides: str,
+    server: str | None = None,
+    disk: tuple[Path, int] | None = None,
+    node: Node | None = None,
+    **variables: str,
 ) -> subprocess.Popen[str]:
-    """The flow's command as `make` gives it, with a Prefect server and a Ray of its own; the run writes below `output`.
+    """The flow's command as `make` gives it, with a Ray and a fork server of its own; the run writes below `output`.
 
     Args:
+        server: URL of a Prefect server; None: one of its own.
         disk: a directory and the MiB of a disk that the command finds there (tests/disks.py). node: where it runs (tests/nodes.py).
         variables: of its environment.
 
-    It has a fork server of its own: the forks of the tests' one would not have the mark.
+    The forks of the tests' own fork server would not have the mark: a command that is looked for by it has one of its own.
     """
     command = [sys.executable, "-m", "flows.console", "run" if flow == "grpo" else flow, f"output_dir={output}", *overrides]
-    own = {"GRPO_TEST_MARK": mark, "GRPO_FLOWS_FORKS": "", "PREFECT_HOME": str(output / "prefect"), "PREFECT_API_URL": ""}
+    own = {
+        "GRPO_TEST_MARK": mark,
+        "GRPO_FLOWS_FORKS": "",
+        "PREFECT_HOME": str(output / "prefect"),
+        "PREFECT_API_URL": f"{server}/api" if server else "",
+    }
     command = with_disk(*disk, command) if disk else command
     return subprocess.Popen(
         node.command(command) if node else command,
         cwd=ROOT,
-        env=settings.child_environment(**own, **variables),
+        env=settings.child_environment(**(own | variables)),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

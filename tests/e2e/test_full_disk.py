@@ -17,11 +17,12 @@ pytestmark = pytest.mark.slow
 EVERY = ["checkpoint.every_steps=1", "checkpoint.keep_every=1", "steps=50"]
 
 
-def test_a_run_that_fills_its_disk_ends_saved(tmp_path: Path) -> None:
+def test_a_run_that_fills_its_disk_ends_saved(server: str, tmp_path: Path) -> None:
     """Each checkpoint has 1 MiB, the disk 24, of which a run leaves 16 to others."""
     disk = tmp_path / "disk"
     (tmp_path / "logs").mkdir()
-    command = start_command("grpo", tmp_path / "logs", uuid.uuid4().hex, *SHORT, *EVERY, f"output_dir={disk}", disk=(disk, 24))
+    overrides = [*SHORT, *EVERY, f"output_dir={disk}"]
+    command = start_command("grpo", tmp_path / "logs", uuid.uuid4().hex, *overrides, server=server, disk=(disk, 24))
     said = command.communicate(timeout=WAIT_S)[0]
     assert command.returncode == 1, said
     found = re.search(r"NoSpaceError: .*the disk has no room for another checkpoint and the trained model: saved after step (\d+)", said)

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 
 from actors.checkpoints.manifest import manifest_name
 from actors.checkpoints.store import CheckpointStore
+from actors.forks.client import ADDRESS
 from actors.rollout.audit import audit
 from actors.rollout.inputs import StepInputs, path_of, steps_in
 from actors.rollout.journal import parse
@@ -104,8 +105,9 @@ def at(monkeypatch: pytest.MonkeyPatch) -> Iterator[At]:
 
 
 @pytest.fixture(scope="module")
-def disturbed(run_flow: Callable[..., Run]) -> Run:
-    """A run that loses its parts one after the other, first before there is a checkpoint."""
+def disturbed(run_flow: Callable[..., Run], twins: tuple[Run, Run]) -> Run:
+    """A run that loses its parts one after the other, first before there is a checkpoint. (Beside the twins: one process makes it.)"""
+    assert twins
     with pytest.MonkeyPatch.context() as patch, planning(patch) as at:
         at(1, "wait_for_rollout", lambda: kill("collector"))
         at(2, "submit_logprob", lambda: kill("policy-worker-0"))
@@ -241,20 +243,21 @@ def test_ctrl_c_saves_the_step_and_the_run_goes_on_in_its_directory(
     assert {path.name for path in tmp_path.iterdir()} == {directory.name, "latest"}
 
 
-def test_a_killed_command_goes_on_elsewhere(finished: Run, objects: ObjectStore, tmp_path: Path) -> None:
+def test_a_killed_command_goes_on_elsewhere(finished: Run, server: str, objects: ObjectStore, tmp_path: Path) -> None:
     """SIGKILL during step 3; the checkpoints, in an object store, are the only thing that is left."""
     url = f"{objects.bucket()}/saved"
     (tmp_path / "a").mkdir()
-    command = start_command("grpo", tmp_path / "a", uuid.uuid4().hex, *SHORT, *OFTEN, f"checkpoint.url={url}")
-    said_until(command, "step 2/")
+    overrides, forks = [*SHORT, *OFTEN, f"checkpoint.url={url}"], {ADDRESS: settings.get(ADDRESS) or ""}
+    command = start_command("grpo", tmp_path / "a", uuid.uuid4().hex, *overrides, server=server, **forks)
+    said = said_until(command, "step 2/")
     deadline = time.monotonic() + WAIT_S
     while not CheckpointStore(url, tmp_path).steps():
-        assert command.poll() is None
+        assert command.poll() is None, said
         assert time.monotonic() < deadline
         time.sleep(0.05)
     command.kill()
     command.wait(10)
-    summary = grpo(recipe="arithmetic-cpu", overrides=[f"output_dir={tmp_path}/b", *SHORT, *OFTEN, f"checkpoint.url={url}"])
+    summary = grpo(recipe="arithmetic-cpu", overrides=[f"output_dir={tmp_path}/b", *overrides])
     assert summary["steps"] == 3
     assert numbers(tmp_path / "b" / "latest") == numbers(finished.directory)
     here, there = tmp_path / "b" / "latest" / "hf", Folder(f"{url}/hf", "checkpoint.url")
