@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from prefect.client.schemas.filters import (
     FlowRunFilterId,
 )
 from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.sorting import TaskRunSort
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.flows import Flow
 
@@ -27,7 +27,6 @@ from flows.grpo import grpo
 from flows.sft import sft
 from tasks.reporting.jsonl import read_lines
 from tests.conftest import ROOT
-from tests.e2e.commands import has_trained
 from tests.e2e.conftest import DEPLOYMENT, Watched
 from tests.e2e.deployed import Deployed, await_true, gone
 from tests.patience import WAIT_S
@@ -148,81 +147,81 @@ def steps_done(directory: Path) -> list[int]:
     return sorted({row["step"] for row in read_lines(directory / "metrics.jsonl")})
 
 
-def begin_training(deployed: Deployed, begun: Callable[[Path], object]) -> tuple[FlowRun, list[str]]:
-    """A run of many steps that has begun; and its actors' processes."""
+def begin_training(deployed: Deployed) -> tuple[FlowRun, Path]:
+    """A run of many steps that has a checkpoint; and its directory."""
     output = Path(deployed.output) / os.urandom(4).hex()
     run = deployed.begin("sft/default", overrides=[*_SMALL, f"output_dir={output}"], steps=5000)
+    saved: list[Path] = []
 
-    def check() -> object:
+    def begun() -> bool:
         state = deployed.state(run)
         assert state[0] in {"SCHEDULED", "PENDING", "RUNNING"}, state
-        return state[0] == "RUNNING" and begun(output)  # what there is before may be of another run, which is ending
+        saved[:] = output.glob("*/checkpoints/*.json")
+        return state[0] == "RUNNING" and bool(saved)
 
     try:
-        await_true("the run's begin", check, WAIT_S)
+        await_true("the run's begin", begun, WAIT_S)
     except AssertionError:
         deployed.cancel(run)  # else it would take the other tests' time
         raise
-    return run, deployed.actor_processes()
+    return run, saved[0].resolve().parent.parent
 
 
-def test_cancelling_ends_the_actors_and_nothing_else(deployed: Deployed) -> None:
-    parts = deployed.record.parts
-    before = deployed.actor_processes()
-    run, during = begin_training(deployed, has_trained)
+def await_another_process(deployed: Deployed, run: FlowRun, pid: int, count: int) -> None:
+    """Until another process than this one does the run, as its so manieth."""
+
+    def went_on() -> bool:
+        now = deployed.client.read_flow_run(run.id)
+        return now.run_count == count and now.state_name == "Running" and now.infrastructure_pid not in (None, str(pid))
+
+    await_true("another process", went_on, WAIT_S)
+
+
+def await_end_of_actors(deployed: Deployed) -> None:
+    await_true("the actors' end", lambda: not deployed.actor_processes(), RELEASE_S)
+
+
+def test_a_run_loses_its_process_then_its_worker_goes_on_and_is_cancelled(deployed: Deployed) -> None:
+    """One run for all three: what takes long is its start.
+
+    Its process is killed: its actors end, and a new one goes on from the checkpoint. The worker is killed while that one starts its actors:
+    without a worker nobody would ever end the run, and the pool takes one at a time. Cancelling ends its actors and nothing else.
+    """
+    before, parts = deployed.actor_processes(), deployed.record.parts
+    run, directory = begin_training(deployed)
+    during, forks, actors = deployed.actor_processes(), deployed.forks(), deployed.actors()
     assert before == []
-    assert {"ray::PolicyGroup", "ray::PolicyWorkerActor"} <= {title.partition(".")[0] for title in during}
-    assert {"ray::PolicyGroup", "ray::PolicyWorkerActor"} <= {title.partition(".")[0] for title in deployed.forks()}
-    assert {"policy", "policy-worker-0", "collector"} <= set(deployed.actors())
-    pid = deployed.pid(run)
-    deployed.cancel(run)
-    await_true("the flow's end", lambda: gone(pid), RELEASE_S)
-    await_true("the actors' end", lambda: not deployed.actor_processes(), RELEASE_S)
-    await_true("Cancelled", lambda: deployed.state(run)[0] == "CANCELLED", RELEASE_S)
-    found = deployed.client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])), limit=200)
-    assert [(task.name, task.state.message) for task in found if task.state is not None and task.state.is_failed()] == []
+    for titles in (during, forks):
+        assert {"ray::PolicyGroup", "ray::PolicyWorkerActor"} <= {title.partition(".")[0] for title in titles}
+    assert {"policy", "policy-worker-0", "collector"} <= set(actors)
+    first = deployed.pid(run)
+    os.kill(first, signal.SIGKILL)
+    await_end_of_actors(deployed)
     assert deployed.actors() == []
-    assert deployed.record.parts == parts
-    assert all(part.alive() for part in parts.values())
 
+    await_another_process(deployed, run, first, 2)
+    second = deployed.pid(run)
+    await_true("its actors", deployed.actor_processes, WAIT_S)
+    done = len(steps_done(directory))
+    os.kill(parts["worker"].pid, signal.SIGKILL)
+    assert "worker: had ended by itself" in deployed.up()
+    assert gone(second)
+    await_another_process(deployed, run, second, 3)
+    after = deployed.record.parts
+    assert (after["server"], after["ray"]) == (parts["server"], parts["ray"])
 
-def went_on(deployed: Deployed, run: FlowRun, pid: int) -> bool:
-    """Whether another process does the run now."""
-    now = deployed.client.read_flow_run(run.id)
-    return now.run_count == 2 and now.state_name == "Running" and now.infrastructure_pid not in (None, str(pid))
-
-
-def test_a_killed_flow_goes_on_from_its_checkpoint_and_its_actors_end(deployed: Deployed) -> None:
-    found: list[Path] = []
-    run, during = begin_training(deployed, lambda output: found.extend(output.glob("*/checkpoints/*.json")) or found)
-    assert during
-    pid, directory = deployed.pid(run), found[0].resolve().parent.parent
-    before = len(steps_done(directory))
-    os.kill(pid, signal.SIGKILL)
-    await_true("the actors' end", lambda: not deployed.actor_processes(), RELEASE_S)
-    assert deployed.actors() == []
-    await_true("another process", lambda: went_on(deployed, run, pid), WAIT_S)
-    await_true("more steps", lambda: len(steps_done(directory)) > before + 20, WAIT_S)
+    await_true("more steps", lambda: len(steps_done(directory)) > done + 20, WAIT_S)
     steps = steps_done(directory)
     assert steps == list(range(len(steps)))
     assert {path.name for path in directory.parent.iterdir()} == {directory.name, "latest"}
+    third = deployed.pid(run)
     deployed.cancel(run)
+    await_true("the flow's end", lambda: gone(third), RELEASE_S)
+    await_end_of_actors(deployed)
     await_true("Cancelled", lambda: deployed.state(run)[0] == "CANCELLED", RELEASE_S)
-
-
-def test_a_killed_worker_is_named_and_its_run_does_not_hold_the_pool(deployed: Deployed) -> None:
-    """Without its worker nobody would ever end the run, and the pool takes one at a time. Here it is still starting its actors."""
-    run, during = begin_training(deployed, lambda _: deployed.actor_processes())
-    assert during
-    pid, before = deployed.pid(run), deployed.record.parts
-    os.kill(before["worker"].pid, signal.SIGKILL)
-    printed = deployed.up()
-    assert "worker: had ended by itself" in printed
-    assert gone(pid)
-    await_true("another process", lambda: went_on(deployed, run, pid), WAIT_S)
-    deployed.cancel(run)
-    await_true("Cancelled", lambda: deployed.state(run)[0] == "CANCELLED", RELEASE_S)
-    await_true("the actors' end", lambda: not deployed.actor_processes(), RELEASE_S)
-    after = deployed.record.parts
-    assert (after["server"], after["ray"]) == (before["server"], before["ray"])
-    assert after["worker"].alive()
+    own, latest = FlowRunFilter(id=FlowRunFilterId(any_=[run.id])), TaskRunSort.EXPECTED_START_TIME_DESC
+    found = deployed.client.read_task_runs(flow_run_filter=own, sort=latest, limit=200)
+    assert [(task.name, task.state.message) for task in found if task.state is not None and task.state.is_failed()] == []
+    assert deployed.actors() == []
+    assert deployed.record.parts == after
+    assert all(part.alive() for part in after.values())
