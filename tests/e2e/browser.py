@@ -15,8 +15,9 @@ from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
+from tests.patience import WAIT_S
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-_WAIT_S = 60.0
 
 
 class NavigatedError(Exception):
@@ -39,7 +40,7 @@ class Page:
         message = {"id": number, "method": method, "params": parameters}
         self._socket.send(json.dumps(message | ({"sessionId": self._session} if self._session else {})))
         while True:  # events come in between
-            answer = json.loads(self._socket.recv(timeout=_WAIT_S))
+            answer = json.loads(self._socket.recv(timeout=WAIT_S))
             if answer.get("id") == number:
                 if "navigated" in str(answer.get("error", "")):
                     raise NavigatedError
@@ -57,7 +58,7 @@ class Page:
 
     def shows(self, *texts: str) -> str:
         """Wait until the page shows the texts."""
-        deadline = time.monotonic() + _WAIT_S
+        deadline = time.monotonic() + WAIT_S
         while True:
             shown = ""
             with suppress(NavigatedError):
@@ -94,7 +95,7 @@ def chromium(profile: Path) -> Iterator[Page]:
     )  # fmt: skip
     try:
         port = profile / "DevToolsActivePort"
-        deadline = time.monotonic() + _WAIT_S
+        deadline = time.monotonic() + WAIT_S
         while not (port.is_file() and port.read_text().count("\n")):
             assert browser.poll() is None
             assert time.monotonic() < deadline, "chromium did not open its DevTools port"

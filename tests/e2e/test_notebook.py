@@ -31,12 +31,11 @@ asyncio.run(main())
 """
 
 
-def test_its_cells_run(tmp_path: Path) -> None:
+def test_its_cells_run(server: str, tmp_path: Path) -> None:
+    """With the tests' Prefect server; flows/test_served.py has a kernel with one of its own."""
     cells = ["".join(cell["source"]) for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
     short = [one for one in SHORT if not one.startswith("steps=")]
-    environment = settings.child_environment(
-        PREFECT_API_URL="", PREFECT_HOME=str(tmp_path / "prefect"), PYTHONPATH=settings.python_path(ROOT)
-    )
+    environment = settings.child_environment(PREFECT_API_URL=f"{server}/api", PYTHONPATH=settings.python_path(ROOT))
     done = subprocess.run(
         [sys.executable, "-c", RUNNER], input=json.dumps([cells, short]), cwd=tmp_path, env=environment,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=WAIT_S,
