@@ -58,6 +58,14 @@ class Command:
         return os.system, (self._line,)
 
 
+def title(process: psutil.Process) -> str:
+    """Its command line; empty when it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
 def listeners(pids: Iterable[int]) -> set[Listener]:
     """Of these processes, now."""
     found: set[Listener] = set()

@@ -11,6 +11,7 @@ from pathlib import Path
 from configs import settings
 from tests.conftest import ROOT
 from tests.disks import with_disk
+from tests.homes import prefect_home
 from tests.nodes import Node
 from tests.patience import WAIT_S
 
@@ -50,7 +51,7 @@ def start_command(
     own = {
         "GRPO_TEST_MARK": mark,
         "GRPO_FLOWS_FORKS": "",
-        "PREFECT_HOME": str(output / "prefect"),
+        "PREFECT_HOME": str(prefect_home(output / "prefect")),
         "PREFECT_API_URL": f"{server}/api" if server else "",
     }
     command = with_disk(*disk, command) if disk else command

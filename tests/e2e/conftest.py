@@ -29,6 +29,7 @@ from flows.service.up import worker_command
 from tests.conftest import ROOT
 from tests.e2e.deployed import PASSWORD, Deployed, gone
 from tests.e2e.tick import tick
+from tests.homes import prefect_home
 from tests.listeners import Listener, watching
 from tests.patience import WAIT_S
 
@@ -116,7 +117,7 @@ def forked_workers(forks: None) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Prefect server with a database of its own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PREFECT_HOME", str(tmp_path_factory.mktemp("prefect")))
+        patch.setenv("PREFECT_HOME", str(prefect_home(tmp_path_factory.mktemp("prefect"))))
         patch.delenv("PREFECT_API_URL", raising=False)
         with prefect_server() as url:
             yield url

@@ -106,8 +106,16 @@ def with_core(ray_session: None, tmp_path: Path) -> Iterator[tuple[int, list[psu
     handle = engine_actor_class().options(**options).remote(config, str(tmp_path), 0, EOS)
     ray.get(handle.ready.remote(), timeout=WAIT_S)
     pid = ray.get(handle.__ray_call__.remote(lambda self: os.getpid()), timeout=WAIT_S)
-    yield pid, [process for process in psutil.process_iter() if process.pid != pid and os.getpgid(process.pid) == pid]
+    yield pid, [process for process in psutil.process_iter() if process.pid != pid and group_of(process.pid) == pid]
     ray.kill(handle)
+
+
+def group_of(pid: int) -> int | None:
+    """The process's group; None when it has ended."""
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
 
 
 @pytest.mark.slow

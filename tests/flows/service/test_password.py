@@ -18,6 +18,7 @@ from flows.service import doctor, server, up
 from flows.service.parts import Record
 from tests.conftest import ROOT
 from tests.flows.service.test_doctor import LAPTOP
+from tests.homes import prefect_home
 from tests.patience import WAIT_S
 
 PASSWORD = "someone:correct-horse-7319"
@@ -27,7 +28,7 @@ PASSWORD = "someone:correct-horse-7319"
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The API URL of a server with a password."""
     url = f"http://127.0.0.1:{server.free_port()}"
-    own = {"PREFECT_HOME": str(tmp_path_factory.mktemp("prefect")), "PREFECT_SERVER_API_AUTH_STRING": PASSWORD}
+    own = {"PREFECT_HOME": str(prefect_home(tmp_path_factory.mktemp("prefect"))), "PREFECT_SERVER_API_AUTH_STRING": PASSWORD}
     with subprocess.Popen(
         server.server_command(url), env=server.server_environment(url) | own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
@@ -98,6 +99,6 @@ def test_a_server_of_a_runs_own_asks_for_it_and_the_run_has_it(tmp_path: Path) -
         "    assert httpx.get(f'{url}/api/admin/version').status_code == 401\n"
     )
     environment = settings.child_environment(
-        PREFECT_API_URL="", PREFECT_API_AUTH_STRING="", PREFECT_SERVER_API_AUTH_STRING=PASSWORD, PREFECT_HOME=str(tmp_path)
+        PREFECT_API_URL="", PREFECT_API_AUTH_STRING="", PREFECT_SERVER_API_AUTH_STRING=PASSWORD, PREFECT_HOME=str(prefect_home(tmp_path))
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True, timeout=WAIT_S)
