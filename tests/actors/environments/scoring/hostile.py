@@ -24,6 +24,14 @@ def _fork_bomb(_: str) -> float:
         os.fork()
 
 
+def _come_back_twice(_: str) -> float:
+    """2 in a fork, and later 1."""
+    if os.fork() == 0:
+        return 2.0
+    time.sleep(0.5)
+    return 1.0
+
+
 def _leave_a_child(mark: str) -> float:
     if os.fork() == 0:
         os.setsid()
@@ -103,6 +111,7 @@ ACTIONS = {
     "stop": lambda _: os.kill(os.getpid(), signal.SIGSTOP) or 1.0,
     "segfault": lambda _: ctypes.string_at(0) and 1.0,
     "fork_bomb": _fork_bomb,
+    "come_back_twice": _come_back_twice,
     "leave_a_child": _leave_a_child,
     "leave_a_thread": _leave_a_thread,
     "spawn": _spawn,

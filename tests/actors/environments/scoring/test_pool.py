@@ -71,7 +71,11 @@ def test_a_hostile_response_has_no_reward_and_the_others_have_theirs(pool: Scori
     assert hostile.error
     assert hostile.error.isprintable()
     assert hostile.error.encode()
-    assert (before.value, after.value) == (1.0, 2.0)
+    assert (before.value, after.value) == (1.0, 2.0), (before, after)
+
+
+def test_a_fork_that_comes_back_from_a_call_has_no_say(pool: ScoringPool) -> None:
+    assert [part.value for part in pool.score([call("come_back_twice"), call("value 3")])] == [1.0, 3.0]
 
 
 @pytest.mark.parametrize(("text", "value"), [("none", None), ("true", 1.0), ("leave_a_thread", 1.0), ("spawn", 1.0)])
