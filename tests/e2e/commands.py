@@ -6,7 +6,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import State
 
 from configs import settings
 from tests.conftest import ROOT
@@ -87,6 +93,18 @@ def said_until(command: subprocess.Popen[str], line: str) -> str:
         command.kill()
         raise AssertionError(f"no line that begins with {line!r} within {WAIT_S:.0f} s (exit status {command.poll()}): {''.join(said)}")
     return "".join(said)
+
+
+def task_runs(flow_run_id: Any, wanted: Iterable[str]) -> dict[str, State[Any]]:
+    """States of the flow run's task runs by name, once the wanted ones are final: the server writes events down when it comes to them."""
+    deadline, only = time.monotonic() + WAIT_S, FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))
+    while True:
+        with get_client(sync_client=True) as client:
+            found = {run.name: run.state for run in client.read_task_runs(flow_run_filter=only, limit=200) if run.state is not None}
+        if all(name in found and found[name].is_final() for name in wanted):
+            return found
+        assert time.monotonic() < deadline, (sorted(wanted), found)
+        time.sleep(0.2)
 
 
 def has_trained(output: Path) -> bool:

@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 import ray
 from prefect import flow
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
 import tasks.launch
 from actors.data_plane import transfer_queue as queue
@@ -29,6 +27,7 @@ from flows.grpo import grpo
 from tasks.reporting.jsonl import read_lines
 from tasks.reporting.metrics import by_step
 from tasks.reporting.summary import Summary
+from tests.e2e.commands import task_runs
 from tests.patience import WAIT_S
 
 pytestmark = pytest.mark.slow
@@ -120,16 +119,8 @@ def run(server: str, shared_queue: None, tmp_path: Path) -> Callable[..., str]:
 
 
 def states(flow_run_id: str, wanted: set[str]) -> dict[str, tuple[str | None, str]]:
-    """(name, message) of the task runs' states, once the wanted ones are final on the server."""
-    deadline = time.monotonic() + 30
-    while True:
-        with get_client(sync_client=True) as client:
-            runs = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id])), limit=200)
-        found = {run.name: run.state for run in runs}
-        if all(name in found and found[name] is not None and found[name].is_final() for name in wanted):  # type: ignore[union-attr]
-            return {name: (state.name, str(state.message)) for name, state in found.items() if state is not None}
-        assert time.monotonic() < deadline, found
-        time.sleep(0.2)
+    """(name, message) of the task runs' states, once the wanted ones are final."""
+    return {name: (state.name, str(state.message)) for name, state in task_runs(flow_run_id, wanted).items()}
 
 
 def test_a_stage_that_fails_leaves_the_next_ones_unbegun(run: Callable[..., str], tmp_path: Path) -> None:

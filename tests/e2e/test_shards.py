@@ -17,7 +17,7 @@ import ray
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas import State
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterParentFlowRunId
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
 from prefect.exceptions import TerminationSignal
 
 import actors.preflight_sft
@@ -39,23 +39,18 @@ from flows.evaluate import evaluate
 from flows.sft_session import PreparedSft, SftSession
 from flows.shards import in_lanes, room
 from tasks.handles import EvaluationActors
+from tests.e2e.commands import task_runs
 from tests.e2e.light import count
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("server", "ray_session")]
 
 
-def task_runs(flow_run_id: Any) -> dict[str, str]:
-    """Names and states of the task runs of the flow run's only subflow, once all are final."""
-    deadline = time.monotonic() + 30
+def shards_of(flow_run_id: Any, wanted: set[str]) -> dict[str, str]:
+    """Names and states of the task runs of the flow run's only subflow, once the wanted ones are final."""
     with get_client(sync_client=True) as client:
         parent = FlowRunFilterParentFlowRunId(any_=[flow_run_id])
         (subflow,) = client.read_flow_runs(flow_run_filter=FlowRunFilter(parent_flow_run_id=parent))
-        while True:
-            found = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[subflow.id])))
-            if found and all(run.state is not None and run.state.is_final() for run in found):
-                return {run.name: run.state.name or "" for run in found if run.state is not None}
-            assert time.monotonic() < deadline, found
-            time.sleep(0.2)
+    return {name: state.name or "" for name, state in task_runs(subflow.id, wanted).items()}
 
 
 @flow(name="in-lanes")
@@ -74,14 +69,15 @@ def test_a_lane_is_in_order_and_one_lane_stays_in_this_process(tmp_path: Path) -
     assert [number for number, _ in result if number < 3] == [1, 2]
     assert sorted(number for number, _ in result) == [1, 2, 3]
     assert os.getpid() not in {process for _, process in result}
-    assert task_runs(state.state_details.flow_run_id) == dict.fromkeys(["count-1", "count-2", "count-3"], "Completed")
+    every = {"count-1", "count-2", "count-3"}
+    assert shards_of(state.state_details.flow_run_id, every) == dict.fromkeys(every, "Completed")
 
 
 def test_the_first_failure_ends_the_rest(tmp_path: Path) -> None:
     state = counting([[8], [7, 9]], tmp_path, return_state=True)
     assert state.is_failed()
     assert "seven" in str(state.message)
-    states = task_runs(state.state_details.flow_run_id)
+    states = shards_of(state.state_details.flow_run_id, {"count-7", "count-8"})
     assert states["count-7"] == "Failed"
     assert states["count-8"] in ("Crashed", "Cancelled")
     assert "count-9" not in states
@@ -192,7 +188,7 @@ def test_an_evaluation_is_the_same_however_it_is_sharded(
         assert len(lines.splitlines()) == number
         assert (tmp_path / "sharded" / answers).read_text() == lines
     parts = {f"evaluate-model{of_set}-{part}of2" for of_set in ("", "-more") for part in (1, 2)}
-    assert task_runs(sharded.state_details.flow_run_id) == dict.fromkeys(parts, "Completed")
+    assert shards_of(sharded.state_details.flow_run_id, parts) == dict.fromkeys(parts, "Completed")
 
 
 @flow(name="preparing", validate_parameters=False)
@@ -212,4 +208,5 @@ def test_large_data_come_to_the_same_in_shards(stubs: Stubs, tmp_path: Path, mon
     monkeypatch.setattr(flows.sft_session, "room", lambda: 2)
     sharded = preparing(config, tmp_path, return_state=True)
     assert sharded.result() == plain
-    assert set(task_runs(sharded.state_details.flow_run_id)) == {"measure-train", "measure-validation"}
+    measured = {"measure-train", "measure-validation"}
+    assert set(shards_of(sharded.state_details.flow_run_id, measured)) == measured
