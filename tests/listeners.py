@@ -72,9 +72,9 @@ def listeners(pids: Iterable[int]) -> set[Listener]:
     for pid in pids:
         with suppress(psutil.Error):  # it ended while we looked
             process = psutil.Process(pid)
-            title = " ".join(process.cmdline())[:80].strip()
+            name = title(process)[:80].strip()
             sockets = process.net_connections("inet")
-            found |= {Listener(title, one.laddr.ip, one.laddr.port) for one in sockets if one.status == psutil.CONN_LISTEN}
+            found |= {Listener(name, one.laddr.ip, one.laddr.port) for one in sockets if one.status == psutil.CONN_LISTEN}
     return found
 
 

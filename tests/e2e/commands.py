@@ -12,7 +12,7 @@ from typing import Any
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
-from prefect.client.schemas.objects import State
+from prefect.client.schemas.objects import TaskRun
 
 from configs import settings
 from tests.conftest import ROOT
@@ -44,14 +44,14 @@ def start_command(
     node: Node | None = None,
     **variables: str,
 ) -> subprocess.Popen[str]:
-    """The flow's command as `make` gives it, with a Ray and a fork server of its own; the run writes below `output`.
+    """The flow's command as `make` gives it, with a Ray of its own; the run writes below `output`.
 
     Args:
         server: URL of a Prefect server; None: one of its own.
         disk: a directory and the MiB of a disk that the command finds there (tests/disks.py). node: where it runs (tests/nodes.py).
         variables: of its environment.
 
-    The forks of the tests' own fork server would not have the mark: a command that is looked for by it has one of its own.
+    It has a fork server of its own, unless the variables name one: the forks of the tests' server do not have the mark.
     """
     command = [sys.executable, "-m", "flows.console", "run" if flow == "grpo" else flow, f"output_dir={output}", *overrides]
     own = {
@@ -95,13 +95,13 @@ def said_until(command: subprocess.Popen[str], line: str) -> str:
     return "".join(said)
 
 
-def task_runs(flow_run_id: Any, wanted: Iterable[str]) -> dict[str, State[Any]]:
-    """States of the flow run's task runs by name, once the wanted ones are final: the server writes events down when it comes to them."""
+def task_runs(flow_run_id: Any, wanted: Iterable[str]) -> dict[str, TaskRun]:
+    """The flow run's task runs by name, once the wanted ones are final: the server writes events down when it comes to them."""
     deadline, only = time.monotonic() + WAIT_S, FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))
     while True:
         with get_client(sync_client=True) as client:
-            found = {run.name: run.state for run in client.read_task_runs(flow_run_filter=only, limit=200) if run.state is not None}
-        if all(name in found and found[name].is_final() for name in wanted):
+            found = {run.name: run for run in client.read_task_runs(flow_run_filter=only, limit=200)}
+        if all(name in found and (state := found[name].state) is not None and state.is_final() for name in wanted):
             return found
         assert time.monotonic() < deadline, (sorted(wanted), found)
         time.sleep(0.2)

@@ -12,7 +12,7 @@ import pytest
 import ray
 import torch
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 
 from actors import names
 from actors.data_plane.connect import connect
@@ -27,6 +27,7 @@ from flows.grpo import grpo
 from tasks.launch import launch, stop
 from tasks.reporting.jsonl import read_lines
 from tasks.reporting.metrics import by_step
+from tests.e2e.commands import task_runs
 from tests.e2e.conftest import SHORT, Run, call
 from tests.listeners import title
 from tests.patience import WAIT_S
@@ -84,15 +85,10 @@ def test_the_kl_is_that_to_the_teacher_from_the_first_step_on(finished: Run) -> 
 
 def test_the_task_of_generation_stays_open_and_says_how_it_stands(finished: Run) -> None:
     with get_client(sync_client=True) as client:
-        for _ in range(60):  # task runs report by events, which the server writes down when it comes to them
-            runs = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[finished.flow_run_id])), limit=200)
-            if all(run.state is not None and run.state.is_final() for run in runs):
-                break
-            time.sleep(1)
         artifacts = client.read_artifacts(
             artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[finished.flow_run_id])), limit=200
         )
-    by_name = {run.name: run for run in runs}
+    by_name = task_runs(finished.flow_run_id, {"generate", *(f"rollout-{step}" for step in range(1, 7))})
     generate = by_name["generate"]
     assert generate.state_name == "Completed"
     claims = [run for name, run in by_name.items() if name.startswith("rollout-")]

@@ -168,7 +168,7 @@ def begin_training(deployed: Deployed) -> tuple[FlowRun, Path]:
 
 
 def await_another_process(deployed: Deployed, run: FlowRun, pid: int, count: int) -> None:
-    """Until another process than this one does the run, as its so manieth."""
+    """Until another process than this one does the run; it is the `count`-th that does."""
 
     def went_on() -> bool:
         now = deployed.client.read_flow_run(run.id)

@@ -108,7 +108,7 @@ def test_task_runs_have_readable_names(finished: Run) -> None:
     expected = {f"{stage}-{step}" for stage in stages for step in (1, 2, 3)}
     expected |= {"launch-actors", "warm-start-1-to-20", "validate-0", "export-hf"}
     skipped = {f"logprob-{step}" for step in (1, 2, 3)}
-    states = {name: state.name for name, state in task_runs(finished.flow_run_id, expected | skipped).items()}
+    states = {name: run.state_name for name, run in task_runs(finished.flow_run_id, expected | skipped).items()}
     assert {states[name] for name in expected} == {"Completed"}
     # One on-policy update per rollout: the training pass computes the same log-probabilities, and the UI says so.
     assert {states[name] for name in skipped} == {"Skipped"}

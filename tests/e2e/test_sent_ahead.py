@@ -120,7 +120,7 @@ def run(server: str, shared_queue: None, tmp_path: Path) -> Callable[..., str]:
 
 def states(flow_run_id: str, wanted: set[str]) -> dict[str, tuple[str | None, str]]:
     """(name, message) of the task runs' states, once the wanted ones are final."""
-    return {name: (state.name, str(state.message)) for name, state in task_runs(flow_run_id, wanted).items()}
+    return {name: (run.state_name, str(run.state and run.state.message)) for name, run in task_runs(flow_run_id, wanted).items()}
 
 
 def test_a_stage_that_fails_leaves_the_next_ones_unbegun(run: Callable[..., str], tmp_path: Path) -> None:

@@ -215,8 +215,8 @@ def test_task_runs_and_artifacts(packed: Run) -> None:
         f"{prefix}checkpoint-{step}" for step in (3, 6, 9, 12, 15) for prefix in ("", "publish-")
     }
     expected |= {"launch-actors", "export-hf"}
-    states = task_runs(packed.flow_run_id, expected)
-    assert {name: state.name for name, state in states.items()} == dict.fromkeys(expected, "Completed")
+    runs = task_runs(packed.flow_run_id, expected)
+    assert {name: run.state_name for name, run in runs.items()} == dict.fromkeys(expected, "Completed")
     assert flow_run.name.startswith("sft-sft-cpu-20")
     latest = {artifact.key: artifact for artifact in found}
     assert set(latest) == {"sft-page", "sft-progress", "sft-metrics", "sft-loss", "sft-summary"}

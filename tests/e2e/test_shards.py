@@ -50,7 +50,7 @@ def shards_of(flow_run_id: Any, wanted: set[str]) -> dict[str, str]:
     with get_client(sync_client=True) as client:
         parent = FlowRunFilterParentFlowRunId(any_=[flow_run_id])
         (subflow,) = client.read_flow_runs(flow_run_filter=FlowRunFilter(parent_flow_run_id=parent))
-    return {name: state.name or "" for name, state in task_runs(subflow.id, wanted).items()}
+    return {name: run.state_name or "" for name, run in task_runs(subflow.id, wanted).items()}
 
 
 @flow(name="in-lanes")

@@ -34,7 +34,7 @@ def serve(line: socket.socket, build: Callable[[], Mapping[str, Reward]]) -> Non
         for call in pickle.load(incoming):
             part = answer(rewards, call)
             if os.getpid() != own:
-                os._exit(0)  # a fork that the call made, and that came back from it: its word would be taken for one on the next call
+                os._exit(0)  # a fork that the call made and that came back from it: its answer would be taken for one to the next call
             line.sendall(message(call=call.number, **vars(part)))
         dirty = threading.active_count() > threads or confine.has_children()
         line.sendall(message(rest=True, dirty=dirty))
