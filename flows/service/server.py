@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import ctypes
+import functools
+import os
 import signal
 import socket
 import subprocess
@@ -86,9 +88,16 @@ def _launch(preferred: int) -> tuple[subprocess.Popen[bytes], str]:
         stdin=subprocess.DEVNULL,
         env=server_environment(url) | _FOR_ONE_RUN,
         start_new_session=True,  # Ctrl-C reaches the run first; the server outlives it to hear the end
-        preexec_fn=lambda: ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
+        preexec_fn=functools.partial(_end_with, os.getpid()),
     )
     return server, url
+
+
+def _end_with(parent: int) -> None:
+    """This process, a child of `parent`, ends when that does, or at once where it has."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it ended before it could be said
+        os._exit(0)
 
 
 def configured_url() -> str | None:

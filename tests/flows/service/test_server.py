@@ -50,6 +50,28 @@ def test_a_foreign_server_on_the_port_is_not_taken_for_ours(foreign: str) -> Non
         server.await_health(ours, foreign)
 
 
+ORPHANED = """
+import os, time
+from flows.service import server
+parent = os.fork()
+if not parent:
+    parent = os.getpid()
+    if not os.fork():
+        while os.getppid() == parent:
+            time.sleep(0.01)
+        server._end_with(parent)
+        print("it lives", flush=True)
+    os._exit(0)
+os.waitpid(parent, 0)
+"""
+
+
+def test_a_server_whose_run_ended_while_it_was_begun_ends() -> None:
+    """A run that is told to end then does so before the kernel knows that its server is to end with it."""
+    done = subprocess.run([sys.executable, "-c", ORPHANED], cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_a_child_that_ends_meanwhile_does_not_hide_the_others(foreign: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = psutil.Process(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE).pid)
 

@@ -119,7 +119,7 @@ def test_a_batch_ends_in_time_even_when_every_response_hangs() -> None:
     with new_pool(obeying(timeout_s=600), batch_timeout_s=1.5) as pool:
         parts = pool.score([call("loop")] * 6)
         assert {part.outcome for part in parts} == {"timed_out"}
-        assert pool.score([call("value 1")])[0].value == 1.0
+        until(lambda: pool.score([call("value 1")])[0].value == 1.0, "new workers score")  # their start may take longer than a batch
 
 
 def test_the_pool_s_end_is_told_to_those_who_wait_and_leaves_no_process() -> None:
