@@ -191,7 +191,7 @@ def test_a_put_that_fails_midway_leaves_nothing(address: DataPlaneAddress, parti
         plane.get(meta, ["y"])
     with pytest.raises(UnknownKeyError, match="'new'"):
         plane.get(grown, ["y"])
-    claimed = plane.claim(partition, "train", ["x"], 3, timeout_s=5)
+    claimed = plane.claim(partition, "train", ["x"], 3, timeout_s=60)
     assert (claimed.keys, claimed.tags, claimed.sequence_lengths) == (meta.keys, (), ())
     plane.put(grown, {"y": [torch.tensor(2)] * 4})
     assert plane.get(grown, ["y"])["y"] == [torch.tensor(2)] * 4

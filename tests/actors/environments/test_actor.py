@@ -12,18 +12,19 @@ from actors.environments.scoring.verdict import ScoringError, Verdict
 from configs.environment import EnvironmentConfig
 from configs.rewards import ExactReward, JudgeReward, PythonReward, ScoringConfig
 from tests.actors.environments.judge_stub import JudgeStub, Reply
+from tests.patience import WAIT_S
 
 PROBLEM = Problem("p:1", "What?", "yes")
 OBEY = "tests.actors.environments.scoring.hostile:obey"
 
 
 def service(*rewards: Any, keys: dict[str, str] | None = None, **changes: Any) -> EnvironmentActor:
-    config = ScoringConfig(**({"processes": 2, "batch_timeout_s": 60} | changes))
+    config = ScoringConfig(**({"processes": 2, "batch_timeout_s": WAIT_S} | changes))
     return EnvironmentActor(EnvironmentConfig(), rewards, config, max_new_tokens=16, keys=keys or {})
 
 
 def judge(url: str, **changes: Any) -> JudgeReward:
-    return JudgeReward(**({"url": url, "model": "m", "api_key": "${env:JUDGE_KEY}", "timeout_s": 2, "retries": 1} | changes))
+    return JudgeReward(**({"url": url, "model": "m", "api_key": "${env:JUDGE_KEY}", "timeout_s": WAIT_S, "retries": 1} | changes))
 
 
 def score(of: EnvironmentActor, *texts: str) -> list[Verdict]:
@@ -58,7 +59,8 @@ def test_local_rewards_and_a_judge_make_one_verdict(stub: JudgeStub) -> None:
 )
 def test_a_judge_that_does_not_answer_leaves_the_other_rewards_alone(stub: JudgeStub, reply: Reply, outcome: str, word: str) -> None:
     stub.usual = reply
-    with service(ExactReward(), judge(stub.url, timeout_s=1), keys={"judge": "k3y"}, on_timed_out="drop_sample") as scoring:
+    patient = judge(stub.url, timeout_s=1 if outcome == "timed_out" else WAIT_S)
+    with service(ExactReward(), patient, keys={"judge": "k3y"}, on_timed_out="drop_sample") as scoring:
         (verdict,) = score(scoring, "yes")
         assert (verdict.outcome, verdict.reward) == (outcome, 0.0)
         assert verdict.drop == ("sample" if outcome == "timed_out" else "no")
@@ -68,21 +70,21 @@ def test_a_judge_that_does_not_answer_leaves_the_other_rewards_alone(stub: Judge
 
 
 def test_a_judge_that_is_down() -> None:
-    with service(judge("http://127.0.0.1:9/v1", timeout_s=5), keys={"judge": "k3y"}, on_failed="drop_group") as scoring:
+    with service(judge("http://127.0.0.1:9/v1"), keys={"judge": "k3y"}, on_failed="drop_group") as scoring:
         (verdict,) = score(scoring, "yes")
         assert (verdict.outcome, verdict.drop) == ("failed", "group")
 
 
 def test_a_judge_has_the_batch_s_time_and_no_more(stub: JudgeStub) -> None:
     stub.usual = Reply(how="hang")
-    with service(ExactReward(), judge(stub.url, timeout_s=600), keys={"judge": "k"}, batch_timeout_s=1) as scoring:
+    with service(ExactReward(), judge(stub.url, timeout_s=600), keys={"judge": "k"}, batch_timeout_s=3) as scoring:
         verdicts = score(scoring, *["yes"] * 40)
         assert {verdict.parts["judge"].outcome for verdict in verdicts} == {"timed_out"}
         assert {verdict.parts["exact"].value for verdict in verdicts} == {1.0}
 
 
 def test_too_many_responses_without_a_reward_end_the_run() -> None:
-    obeying = PythonReward(import_path=OBEY, timeout_s=5)
+    obeying = PythonReward(import_path=OBEY, timeout_s=WAIT_S)
     with service(obeying, tolerance=0.25, tolerance_window=8) as scoring:
         score(scoring, "raise no", "raise no", *["value 1"] * 6)
         with pytest.raises(ScoringError, match=r"3 of the last 8 .*scoring\.tolerance = 0\.25.*python: ValueError: never"):
