@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import psutil
@@ -23,6 +25,7 @@ import benchmarks  # noqa: E402
 import tests  # noqa: E402
 from actors.forks.server import running  # noqa: E402
 from tasks.cluster import forked_workers  # noqa: E402
+from tasks.scratch import remove_semaphores  # noqa: E402
 
 # An actor of a test's class would else import the test's module, and with it pytest, Prefect and whatever the test is about.
 for package in (tests, benchmarks):
@@ -51,6 +54,7 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def ray_session(forks: None) -> Iterator[None]:
     """A cluster of this session's own; tests keep apart by namespace."""
+    began = time.time_ns()
     with forked_workers():
         ray.init(
             address="local",
@@ -62,8 +66,10 @@ def ray_session(forks: None) -> Iterator[None]:
             _node_ip_address="127.0.0.1",
             runtime_env={"env_vars": {"PYTHONPATH": settings.python_path(ROOT)}},
         )
+    raylet: Any = ray._private.worker._global_node.all_processes["raylet"][0].process  # type: ignore[union-attr]
     yield
     ray.shutdown()
+    remove_semaphores(raylet.pid, began)  # a thousand, which Ray leaves
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks

@@ -256,7 +256,7 @@ def test_a_killed_command_goes_on_elsewhere(finished: Run, server: str, objects:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     command.kill()
-    command.wait(10)
+    command.wait(WAIT_S)
     summary = grpo(recipe="arithmetic-cpu", overrides=[f"output_dir={tmp_path}/b", *overrides])
     assert summary["steps"] == 3
     assert numbers(tmp_path / "b" / "latest") == numbers(finished.directory)

@@ -6,6 +6,7 @@ import threading
 
 from actors.generation.mailboxes import Mailboxes
 from actors.generation.types import GenerationResult
+from tests.patience import WAIT_S
 
 
 def result(name: str) -> GenerationResult:
@@ -46,7 +47,7 @@ def test_closing_ends_a_wait_but_loses_nothing() -> None:
     waiting = threading.Thread(target=boxes.take, args=("b", 60.0))
     waiting.start()
     boxes.close()
-    waiting.join(10)
+    waiting.join(WAIT_S)
     assert not waiting.is_alive()
     assert [r.request_id for r in boxes.take("a", 60.0)] == ["1"]
     assert boxes.take("a", 60.0) == []

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from actors.refit.transport import Incoming
+from tests.patience import WAIT_S
 
 
 def piece(*names: str) -> dict[str, Any]:
@@ -16,7 +17,7 @@ def piece(*names: str) -> dict[str, Any]:
 
 
 def test_a_sender_goes_on_once_its_piece_is_loaded() -> None:
-    incoming = Incoming(5.0)
+    incoming = Incoming(WAIT_S)
     loaded: list[list[str]] = []
 
     def load() -> None:
@@ -27,16 +28,16 @@ def test_a_sender_goes_on_once_its_piece_is_loaded() -> None:
         incoming.feed(piece("a", "b"))
         assert loaded == [["a", "b"]]
         incoming.feed(piece("c"))
-        consumer.result(5)
+        consumer.result(WAIT_S)
     assert loaded == [["a", "b"], ["c"]]
 
 
 def test_a_piece_may_come_before_the_update_that_takes_it() -> None:
-    incoming = Incoming(5.0)
+    incoming = Incoming(WAIT_S)
     with ThreadPoolExecutor(1) as pool:
         feeding = pool.submit(incoming.feed, piece("a"))
         assert list(incoming.pieces(1)) == [piece("a")]
-        feeding.result(5)
+        feeding.result(WAIT_S)
 
 
 def test_a_policy_that_sends_nothing_is_named() -> None:
@@ -50,7 +51,7 @@ def test_an_engine_that_loads_nothing_is_noticed() -> None:
 
 
 def test_closing_frees_a_sender_and_refuses_later_ones() -> None:
-    incoming, taken = Incoming(5.0), threading.Event()
+    incoming, taken = Incoming(WAIT_S), threading.Event()
 
     def load_one_and_fail() -> None:
         next(incoming.pieces(2))

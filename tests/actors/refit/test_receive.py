@@ -21,6 +21,7 @@ from actors.refit.nccl import Nccl, broadcast_bytes, broadcast_pieces
 from actors.refit.transport import RefitPlan, Transfer
 from configs import settings
 from configs.rollout import GenerationConfig
+from tests.patience import WAIT_S
 
 WEIGHTS = {"a": torch.zeros(2, 3), "b": torch.zeros(4), "c": torch.zeros(5)}
 MANIFEST = Manifest.of(WEIGHTS.items())
@@ -78,7 +79,7 @@ def test_pieces_are_loaded_in_order_and_each_feed_returns_when_its_piece_is(pool
     update: Future[WeightUpdate] = pool.submit(made.update_weights, transfer, 1, UpdateOptions())
     for names in (["a", "b"], ["c"]):
         made.feed(transfer.id, {"names": names})
-    assert update.result(5) == WeightUpdate(bytes=(6 + 4 + 5) * 4, pause_s=0.25)
+    assert update.result(WAIT_S) == WeightUpdate(bytes=(6 + 4 + 5) * 4, pause_s=0.25)
     assert loads.loaded == [{"names": ["a", "b"]}, {"names": ["c"]}]
     with pytest.raises(RuntimeError, match="the update has ended"):
         made.feed(transfer.id, {"names": ["d"]})
@@ -101,7 +102,7 @@ def test_a_manifest_that_does_not_fit_frees_the_sender(pool: ThreadPoolExecutor)
     with pytest.raises(WeightMismatchError, match="lacks weight 'b'"):
         made.update_weights(transfer, 1, UpdateOptions())
     with pytest.raises(RuntimeError, match="lacks weight 'b'"):
-        feeding.result(5)
+        feeding.result(WAIT_S)
     assert loads.loaded == []
     assert made.health().state == "ready"
 
@@ -113,7 +114,7 @@ def test_a_policy_that_gives_up_ends_the_update_at_once(pool: ThreadPoolExecutor
     made.feed(transfer.id, {"names": ["a"]})
     made.abandon_transfer(transfer.id, "out of memory")
     with pytest.raises(EngineFailedError, match="out of memory"):  # it holds a mixture of weights
-        update.result(2)
+        update.result(WAIT_S)
 
 
 def test_a_sleeping_engine_wakes_for_a_request_if_it_kept_its_weights() -> None:
