@@ -65,7 +65,7 @@ def _cluster(config: RayConfig, namespace: str, num_cpus: int, num_gpus: int | N
                 log_to_driver=False,
                 logging_level=logging.ERROR,  # the terminal belongs to the run's progress
             )
-        note_raylet(place, _raylet())
+        note_raylet(place, raylet())
         where = "a Ray cluster of its own"
     _restore(handler)
     try:
@@ -81,7 +81,8 @@ def keep_logs(target: Path) -> None:
         shutil.copytree(node.get_logs_dir_path(), target, dirs_exist_ok=True, ignore_dangling_symlinks=True)
 
 
-def _raylet() -> int:
+def raylet() -> int:
+    """Pid of the raylet that this process has started."""
     pid: int = _own_node().all_processes["raylet"][0].process.pid
     return pid
 

@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import psutil
@@ -24,7 +23,7 @@ import ray  # noqa: E402  (after the settings: they are read at import)
 import benchmarks  # noqa: E402
 import tests  # noqa: E402
 from actors.forks.server import running  # noqa: E402
-from tasks.cluster import forked_workers  # noqa: E402
+from tasks.cluster import forked_workers, raylet  # noqa: E402
 from tasks.scratch import remove_semaphores  # noqa: E402
 
 # An actor of a test's class would else import the test's module, and with it pytest, Prefect and whatever the test is about.
@@ -66,10 +65,10 @@ def ray_session(forks: None) -> Iterator[None]:
             _node_ip_address="127.0.0.1",
             runtime_env={"env_vars": {"PYTHONPATH": settings.python_path(ROOT)}},
         )
-    raylet: Any = ray._private.worker._global_node.all_processes["raylet"][0].process  # type: ignore[union-attr]
+    pid = raylet()
     yield
     ray.shutdown()
-    remove_semaphores(raylet.pid, began)  # a thousand, which Ray leaves
+    remove_semaphores(pid, began)  # a thousand, which Ray leaves
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks

@@ -94,9 +94,9 @@ def _launch(preferred: int) -> tuple[subprocess.Popen[bytes], str]:
 
 
 def _end_with(parent: int) -> None:
-    """This process, a child of `parent`, ends when that does, or at once where it has."""
+    """This process, a child of `parent`, ends when that one does, and at once if it has ended already."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it ended before it could be said
+    if os.getppid() != parent:  # ended already: the kernel tells nobody of it
         os._exit(0)
 
 

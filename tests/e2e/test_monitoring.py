@@ -150,7 +150,7 @@ def test_a_dead_actor_is_not_waited_for(server: str, actor: Callable[..., Any]) 
     started = time.monotonic()
     with pytest.raises(ActorGoneError, match="collector"):
         try_validate()
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < 20
 
 
 def test_train_is_applied_once(server: str, actor: Callable[..., Any]) -> None:

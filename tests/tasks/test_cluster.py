@@ -25,7 +25,7 @@ def test_a_run_in_the_background_starts_workers_that_can_be_interrupted(monkeypa
     monkeypatch.setattr(tasks.cluster.ray, "is_initialized", lambda: False)
     monkeypatch.setattr(tasks.cluster.ray, "init", init)
     monkeypatch.setattr(tasks.cluster.ray, "shutdown", lambda: None)
-    monkeypatch.setattr(tasks.cluster, "_raylet", lambda: 0)
+    monkeypatch.setattr(tasks.cluster, "raylet", lambda: 0)
     monkeypatch.setattr(tasks.cluster.settings, "ray_address", lambda: None)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell starts a background command
     try:

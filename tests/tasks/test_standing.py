@@ -9,6 +9,7 @@ import pytest
 import ray
 
 from actors import names
+from tasks.cluster import raylet
 from tasks.standing import end
 from tests.actors.policy.test_executors import Owner, Request, Toy
 from tests.patience import WAIT_S
@@ -16,8 +17,7 @@ from tests.patience import WAIT_S
 
 def semaphores() -> set[Path]:
     """Of this session's Ray."""
-    pid = ray._private.worker._global_node.all_processes["raylet"][0].process.pid
-    return set(Path("/dev/shm").glob(f"sem.*{pid}-*"))
+    return set(Path("/dev/shm").glob(f"sem.*{raylet()}-*"))
 
 
 def is_there(name: str) -> bool:

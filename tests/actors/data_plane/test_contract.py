@@ -237,7 +237,7 @@ def test_a_full_partition_makes_writers_wait(made: Plane, partition: str) -> Non
     started = time.monotonic()
     with pytest.raises(CapacityError, match="2 more samples, it holds 2 of 3"):
         impatient.put(batch(partition, "c", "d"), {"x": [torch.tensor(1)] * 2})
-    assert 0.25 < time.monotonic() - started < 60
+    assert 0.25 < time.monotonic() - started < 5
     assert made.plane.samples(partition) == 2, "a refused put leaves nothing behind"
     with pytest.raises(CapacityError, match="4 more samples"):
         made.plane.put(batch(partition, *"efgh"), {"x": [torch.tensor(1)] * 4})  # can never fit: refused at once

@@ -59,8 +59,8 @@ def test_local_rewards_and_a_judge_make_one_verdict(stub: JudgeStub) -> None:
 )
 def test_a_judge_that_does_not_answer_leaves_the_other_rewards_alone(stub: JudgeStub, reply: Reply, outcome: str, word: str) -> None:
     stub.usual = reply
-    patient = judge(stub.url, timeout_s=1 if outcome == "timed_out" else WAIT_S)
-    with service(ExactReward(), patient, keys={"judge": "k3y"}, on_timed_out="drop_sample") as scoring:
+    unwell = judge(stub.url, timeout_s=1 if outcome == "timed_out" else WAIT_S)
+    with service(ExactReward(), unwell, keys={"judge": "k3y"}, on_timed_out="drop_sample") as scoring:
         (verdict,) = score(scoring, "yes")
         assert (verdict.outcome, verdict.reward) == (outcome, 0.0)
         assert verdict.drop == ("sample" if outcome == "timed_out" else "no")

@@ -73,7 +73,7 @@ def test_a_killed_engine_is_named_at_once(starting: tuple[Any, int]) -> None:
     began = time.monotonic()
     with pytest.raises(EngineDiedError, match="engine-starting") as caught:
         pool.generate([request("a", PROMPTS[0])])
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 30
     assert caught.value.engine == "engine-starting"
     with pytest.raises(NoEngineError, match="engine-starting"):
         pool.generate([request("a", PROMPTS[0])])
@@ -87,7 +87,7 @@ def test_a_silent_engine_is_named_at_the_deadline(starting: tuple[Any, int], mon
         began = time.monotonic()
         with pytest.raises(EngineDiedError, match="no answer from engine-starting within 2 s"):
             pool.generate([request("a", PROMPTS[0])])
-        assert time.monotonic() - began < 60
+        assert time.monotonic() - began < 10
     finally:
         os.kill(starting[1], signal.SIGCONT)
 
@@ -126,7 +126,7 @@ def test_a_killed_engine_core_fails_its_engine(with_core: tuple[int, list[psutil
     began = time.monotonic()
     with pytest.raises(EngineDiedError, match=r"^engine-async: generate: vLLM raised EngineDeadError"):
         pool.generate([request("b", PROMPTS[0])])
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 30
     health = EnginePool(NAMESPACE, ["engine-async"], timeout_s=60).health()["engine-async"]
     assert health.state == "failed"
     assert "EngineDeadError" in health.failure
@@ -135,5 +135,5 @@ def test_a_killed_engine_core_fails_its_engine(with_core: tuple[int, list[psutil
 @pytest.mark.slow
 def test_a_killed_actor_takes_its_engine_core_along(with_core: tuple[int, list[psutil.Process]]) -> None:
     os.kill(with_core[0], signal.SIGKILL)
-    _, left = psutil.wait_procs(with_core[1], timeout=WAIT_S)
+    _, left = psutil.wait_procs(with_core[1], timeout=20)
     assert not left

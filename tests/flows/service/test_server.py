@@ -67,7 +67,7 @@ os.waitpid(parent, 0)
 
 
 def test_a_server_whose_run_ended_while_it_was_begun_ends() -> None:
-    """A run that is told to end then does so before the kernel knows that its server is to end with it."""
+    """SIGTERM may end the run before its server has asked the kernel to be told of that end."""
     done = subprocess.run([sys.executable, "-c", ORPHANED], cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
