@@ -52,7 +52,7 @@ def _cluster(config: RayConfig, namespace: str, num_cpus: int, num_gpus: int | N
     else:
         if settings.get("RAY_AUTH_MODE") != "disabled":
             settings.make_ray_token()
-        with _interruptible_children(), _bare_head(), forked_workers():
+        with _interruptible_children(), bare_head(), forked_workers():
             ray.init(
                 address="local",
                 namespace=namespace,
@@ -77,17 +77,18 @@ def _cluster(config: RayConfig, namespace: str, num_cpus: int, num_gpus: int | N
 
 def keep_logs(target: Path) -> None:
     """Copy the logs of a cluster of this process's own, which end with it, into the directory. Nothing happens without one."""
-    if ray.is_initialized() and (node := _own_node()) is not None and node.is_head():
+    if ray.is_initialized() and (node := own_node()) is not None and node.is_head():
         shutil.copytree(node.get_logs_dir_path(), target, dirs_exist_ok=True, ignore_dangling_symlinks=True)
 
 
 def raylet() -> int:
     """Pid of the raylet that this process has started."""
-    pid: int = _own_node().all_processes["raylet"][0].process.pid
+    pid: int = own_node().all_processes["raylet"][0].process.pid
     return pid
 
 
-def _own_node() -> Any:
+def own_node() -> Any:
+    """Ray's ray._private.node.Node of this process, which knows the processes that it has started. None before Ray runs."""
     return ray._private.worker._global_node  # Ray tells its pids and directories nowhere else
 
 
@@ -128,7 +129,7 @@ def _restore(handler: object) -> None:
 
 
 @contextmanager
-def _bare_head() -> Iterator[None]:
+def bare_head() -> Iterator[None]:
     """Clusters that start inside the block have no autoscaler, and no dashboard's process to send usage statistics: a quarter of the CPU
     time of Ray's start, in which ray.init waits for the second. It has no option for either.
     """

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import hypothesis
 import psutil
@@ -19,11 +20,12 @@ settings.set_for_process(PREFECT_API_URL="")  # else the prefect.toml of a `make
 settings.set_for_process(GRPO_FLOWS_DEFAULTS="")  # offline, as if by the user's will: no test asks a hub outside
 
 import ray  # noqa: E402  (after the settings: they are read at import)
+from ray._private.node import Node  # noqa: E402
 
 import benchmarks  # noqa: E402
 import tests  # noqa: E402
 from actors.forks.server import running  # noqa: E402
-from tasks.cluster import forked_workers, raylet  # noqa: E402
+from tasks.cluster import bare_head, forked_workers, own_node, raylet  # noqa: E402
 from tasks.scratch import remove_semaphores  # noqa: E402
 
 # An actor of a test's class would else import the test's module, and with it pytest, Prefect and whatever the test is about.
@@ -54,7 +56,7 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def ray_session(forks: None) -> Iterator[None]:
     """A cluster of this session's own; tests keep apart by namespace."""
     began = time.time_ns()
-    with forked_workers():
+    with forked_workers(), bare_head(), patch.object(Node, "start_log_monitor"):
         ray.init(
             address="local",
             num_cpus=16,  # logical: actors of several rooms live side by side, most of them idle
@@ -69,6 +71,12 @@ def ray_session(forks: None) -> Iterator[None]:
     yield
     ray.shutdown()
     remove_semaphores(pid, began)  # a thousand, which Ray leaves
+
+
+@pytest.fixture(scope="session")
+def log_monitor(ray_session: None) -> None:
+    """For tests that look at actors' lines: they reach a run through Ray's log monitor, which reads the files of all tests all the time."""
+    own_node().start_log_monitor()
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks

@@ -1,4 +1,7 @@
-"""Real runs, short ones: one Prefect server for the session, and two runs of the same recipe and seed."""
+"""Real runs, short ones: one Prefect server for all of them, and two runs of the same recipe and seed.
+
+Servers end with the last test of this package, for they cost CPU time while nobody asks them anything.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +116,7 @@ def forked_workers(forks: None) -> None:
     """Also those of the commands that these tests start."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Prefect server with a database of its own."""
     with pytest.MonkeyPatch.context() as patch:
@@ -123,7 +126,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield url
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def run_recorded(server: str, ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     """Runs a flow on a recipe with overrides, in this process."""
 
@@ -142,25 +145,25 @@ def run_recorded(server: str, ray_session: None, tmp_path_factory: pytest.TempPa
     return run
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def run_flow(run_recorded: Callable[..., Run]) -> Callable[..., Run]:
     """Runs GRPO on the short recipe with more overrides."""
     return lambda *overrides: run_recorded(grpo, "arithmetic-cpu", *SHORT, *overrides)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def twins(run_flow: Callable[..., Run]) -> tuple[Run, Run]:
     """The same recipe and seed, twice."""
     return run_flow(PATIENT), run_flow(PATIENT)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def finished(twins: tuple[Run, Run]) -> Run:
     """The first of the twins."""
     return twins[0]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     """After `make up`. A schedule begins to tick at once, so that its minute passes beside the other tests."""
     home = tmp_path_factory.mktemp("home")
@@ -202,7 +205,7 @@ class Watched(NamedTuple):
     doors: set[Listener]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def watched(deployed: Deployed) -> Watched:
     """The run of `prefect deployment run ... --watch`, typed where `make up` was."""
     overrides = json.dumps([*SHORT, f"output_dir={deployed.output}"])

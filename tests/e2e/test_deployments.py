@@ -92,14 +92,6 @@ def test_a_cron_schedule_fires(deployed: Deployed) -> None:
     deployed.stop_ticking()  # a run every minute would cost the other tests a process each
 
 
-def test_up_again_is_harmless(deployed: Deployed) -> None:
-    before = deployed.record.parts
-    printed = deployed.up()
-    assert deployed.record.parts == before
-    assert deployed.url in printed
-    assert "deployment run grpo/async --watch" in printed
-
-
 @pytest.mark.parametrize(
     ("flow", "parameters", "message"),
     [
@@ -185,7 +177,8 @@ def test_a_run_loses_its_process_then_its_worker_goes_on_and_is_cancelled(deploy
     """One run for all three: what takes long is its start.
 
     Its process is killed: its actors end, and a new one goes on from the checkpoint. The worker is killed while that one starts its actors:
-    without a worker nobody would ever end the run, and the pool takes one at a time. Cancelling ends its actors and nothing else.
+    without a worker nobody would ever end the run, and the pool takes one at a time. Another `make up` starts the worker and leaves the
+    rest as it is. Cancelling ends the run's actors and nothing else.
     """
     before, parts = deployed.actor_processes(), deployed.record.parts
     run, directory = begin_training(deployed)
@@ -197,18 +190,19 @@ def test_a_run_loses_its_process_then_its_worker_goes_on_and_is_cancelled(deploy
     first = deployed.pid(run)
     os.kill(first, signal.SIGKILL)
     await_end_of_actors(deployed)
-    assert deployed.actors() == []
 
     await_another_process(deployed, run, first, 2)
     second = deployed.pid(run)
     await_true("its actors", deployed.actor_processes, WAIT_S)
     done = len(steps_done(directory))
     os.kill(parts["worker"].pid, signal.SIGKILL)
-    assert "worker: had ended by itself" in deployed.up()
+    printed = deployed.up()
+    for line in ("worker: had ended by itself", deployed.url, "deployment run grpo/async --watch"):
+        assert line in printed
     assert gone(second)
     await_another_process(deployed, run, second, 3)
     after = deployed.record.parts
-    assert (after["server"], after["ray"]) == (parts["server"], parts["ray"])
+    assert {name for name in parts if after[name] != parts[name]} == {"worker"}
 
     await_true("more steps", lambda: len(steps_done(directory)) > done + 20, WAIT_S)
     steps = steps_done(directory)

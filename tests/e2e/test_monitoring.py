@@ -161,7 +161,7 @@ def test_train_is_applied_once(server: str, actor: Callable[..., Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def watched(server: str, ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> str:
+def watched(server: str, log_monitor: None, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The id of a flow run with a few steps, whose actor talked and then died."""
     directory = RunDirectory.create(tmp_path_factory.mktemp("runs"), "tiny")
 

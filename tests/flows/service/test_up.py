@@ -1,4 +1,4 @@
-"""What `make up` does when Ray's start fails. (The whole of it: tests/e2e/test_deployments.py.)"""
+"""What `make up` does when Ray's start fails, and that it leaves alone what lives. (The whole of it: tests/e2e/test_deployments.py.)"""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from prefect.client.orchestration import SyncPrefectClient
 
+from configs import settings
 from configs.base import ConfigError
 from flows.service import up
 from flows.service.parts import Record
@@ -56,3 +58,24 @@ def test_another_failure_is_an_error_at_once(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(ConfigError, match=r"(?s:.*)the port is taken"):
         start_ray(tmp_path, monkeypatch, 1, "the port is taken")
     assert (tmp_path / "tries").read_text() == "1"
+
+
+def test_parts_that_live_stay_as_they_are(tmp_path: Path) -> None:
+    """Their words are what `up` waits for."""
+    stand_in = [sys.executable, "-c", "import time; print('Ray runtime started. serving at', flush=True); time.sleep(600)"]
+    with Record.locked(tmp_path) as record:
+        try:
+            for port, name in enumerate((up.SERVER, up.RAY, up.REPORTS), start=1):
+                record.start(name, f"127.0.0.1:{port}", stand_in, settings.child_environment(), tmp_path)
+            running = up.Up(record, tmp_path)
+            record.start(up.WORKER, f"{running.api_url} {running.ray_address}", stand_in, settings.child_environment(), tmp_path)
+            before = dict(record.parts)
+            running._start_server()
+            running._start_ray()
+            running._await_ray()
+            running._start_reports()
+            running._start_worker(SyncPrefectClient(running.api_url))
+            assert record.parts == before
+        finally:
+            for name in list(record.parts):
+                record.stop(name, signal.SIGTERM, 5)
