@@ -67,14 +67,12 @@ def title(process: psutil.Process) -> str:
 
 
 def listeners(pids: Iterable[int]) -> set[Listener]:
-    """Of these processes, now."""
-    found: set[Listener] = set()
-    for pid in pids:
-        with suppress(psutil.Error):  # it ended while we looked
-            process = psutil.Process(pid)
-            name = title(process)[:80].strip()
-            sockets = process.net_connections("inet")
-            found |= {Listener(name, one.laddr.ip, one.laddr.port) for one in sockets if one.status == psutil.CONN_LISTEN}
+    """Of these processes, now. All sockets are read at once: to ask process by process costs a quarter of a second for fifty of them."""
+    wanted, found = set(pids), set()
+    for one in psutil.net_connections("inet"):
+        if one.pid in wanted and one.status == psutil.CONN_LISTEN:
+            with suppress(psutil.Error):  # it ended while we looked
+                found.add(Listener(title(psutil.Process(one.pid))[:80].strip(), one.laddr.ip, one.laddr.port))
     return found
 
 

@@ -126,9 +126,7 @@ class Record:
                 # A shell starts background commands with SIGINT ignored, and children inherit that.
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
-        found = look(process.pid)
-        if found is None:
-            raise self.dead(name)
+        _, found = _status(process.pid)  # it has one at least as a zombie: nobody has waited for it yet
         self.parts[name] = Part(name, process.pid, found.started, address)
         self._write()
         return process
@@ -148,14 +146,14 @@ class Record:
         deadline = time.monotonic() + timeout_s
         while not check():
             if not self.parts[name].alive():
-                raise self.dead(name)
+                raise self._dead(name)
             if time.monotonic() > deadline:
                 raise ConfigError(f"{name}: {what} took longer than {timeout_s:.0f} s; {self._last_lines(name)}")
             time.sleep(0.2)
         if not self.parts[name].alive():  # whatever the check saw, it was not this part
-            raise self.dead(name)
+            raise self._dead(name)
 
-    def dead(self, name: str) -> ConfigError:
+    def _dead(self, name: str) -> ConfigError:
         """The error of a part that ended by itself."""
         return ConfigError(f"{name}: it ended by itself; {self._last_lines(name)}")
 
@@ -176,11 +174,17 @@ class Record:
 def look(pid: int) -> Process | None:
     """The running process of that number; one that has ended and awaits its parent's look counts as none."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        state, process = _status(pid)
     except OSError:
         return None
+    return None if state in "ZX" else process
+
+
+def _status(pid: int) -> tuple[str, Process]:
+    """State and identity of the process of that number. Raises OSError if there is none."""
+    text = Path(f"/proc/{pid}/stat").read_text()
     fields = text.rpartition(")")[2].split()  # proc(5): the name may hold anything; then state is field 3, session 6, starttime 22
-    return None if fields[0] in "ZX" else Process(pid, int(fields[3]), int(fields[19]))
+    return fields[0], Process(pid, int(fields[3]), int(fields[19]))
 
 
 def processes() -> list[Process]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,6 +107,24 @@ def test_a_part_that_ends_by_itself_is_named_with_its_last_words(tmp_path: Path)
         start(record, "ray", "raise SystemExit('no port is free')")
         with pytest.raises(ConfigError, match=r"ray: it ended by itself.*(?s:.*)no port is free"):
             record.await_true("ray", "to answer", lambda: False, timeout_s=20)
+
+
+def test_a_part_that_ends_before_it_is_looked_at_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a command may have failed by the time its start returns. Whoever awaits it hears why, and may start it again."""
+
+    class Late(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie, as it is until the start returns
+
+    monkeypatch.setattr(subprocess, "Popen", Late)
+    with Record.locked(tmp_path) as record:
+        part = start(record, "ray", "raise SystemExit('no port is free')")
+        assert not part.alive()
+        with pytest.raises(ConfigError, match=r"ray: it ended by itself.*(?s:.*)no port is free"):
+            record.await_true("ray", "to answer", lambda: True, timeout_s=20)
+        record.stop("ray", signal.SIGTERM, 5)
+        assert record.parts == {}
 
 
 def test_a_part_that_takes_too_long(tmp_path: Path) -> None:
