@@ -48,8 +48,8 @@ class Page:
                 return dict(answer["result"])
 
     def evaluate(self, script: str) -> Any:
-        """The value of a JavaScript expression."""
-        return self._call("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
+        """The value of a JavaScript expression; a promise is waited for."""
+        return self._call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)["result"].get("value")
 
     def open(self, url: str, *texts: str) -> str:
         """Go there; wait until the page shows the texts. Returns all that it shows."""
