@@ -88,7 +88,7 @@ def raylet() -> int:
 
 
 def own_node() -> Any:
-    """Ray's ray._private.node.Node of this process, which knows the processes that it has started. None before Ray runs."""
+    """This process's ray._private.node.Node, which knows the processes that it has started. None before Ray runs."""
     return ray._private.worker._global_node  # Ray tells its pids and directories nowhere else
 
 

@@ -75,7 +75,9 @@ def ray_session(forks: None) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def log_monitor(ray_session: None) -> None:
-    """For tests that look at actors' lines: they reach a run through Ray's log monitor, which reads the files of all tests all the time."""
+    """Ray's log monitor, through which a run gets its actors' lines. It reads the log files of all tests twice a second, so it runs only
+    once a test looks at lines.
+    """
     own_node().start_log_monitor()
 
 

@@ -67,7 +67,10 @@ def title(process: psutil.Process) -> str:
 
 
 def listeners(pids: Iterable[int]) -> set[Listener]:
-    """Of these processes, now. All sockets are read at once: to ask process by process costs a quarter of a second for fifty of them."""
+    """Of these processes, now. A socket that several processes share counts as that of one of them.
+
+    All sockets of the machine are read at once: process by process costs several times as much.
+    """
     wanted, found = set(pids), set()
     for one in psutil.net_connections("inet"):
         if one.pid in wanted and one.status == psutil.CONN_LISTEN:

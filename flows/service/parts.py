@@ -126,7 +126,7 @@ class Record:
                 # A shell starts background commands with SIGINT ignored, and children inherit that.
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
-        _, found = _status(process.pid)  # it has one at least as a zombie: nobody has waited for it yet
+        _, found = _status(process.pid)  # also of one that has ended: it is a zombie until it is waited for
         self.parts[name] = Part(name, process.pid, found.started, address)
         self._write()
         return process

@@ -190,6 +190,7 @@ def test_a_run_loses_its_process_then_its_worker_goes_on_and_is_cancelled(deploy
     first = deployed.pid(run)
     os.kill(first, signal.SIGKILL)
     await_end_of_actors(deployed)
+    assert deployed.actors() == []
 
     await_another_process(deployed, run, first, 2)
     second = deployed.pid(run)

@@ -211,7 +211,7 @@ def test_actors_lines_stand_in_the_runs_log(watched: str) -> None:
         return {log.message: log.level for log in logs if log.message.startswith("[engine-7]")}
 
     def last_words(found: dict[str, int]) -> list[int]:
-        return [number for line, number in found.items() if line.startswith("[engine-7]") and line.endswith("the last words")]
+        return [number for line, number in found.items() if line.endswith("the last words")]
 
     lines = until(read, lambda found: "[engine-7] line 499" in found and last_words(found))
     assert last_words(lines) == [logging.ERROR]
