@@ -94,7 +94,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         shared = next((name for name in SHARED if name in getattr(item, "fixturenames", ())), None)
-        item.add_marker(pytest.mark.xdist_group(shared or item.path.name))
+        # By its path, not its name: a namesake elsewhere would lead out of tests/e2e, and its servers end there.
+        item.add_marker(pytest.mark.xdist_group(shared or item.nodeid.partition("::")[0]))
     items.sort(
         key=lambda item: ("e2e" in item.path.parts, item.get_closest_marker("slow") is not None), reverse=hasattr(config, "workerinput")
     )
