@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from actors.heap import freeze_heap
 from actors.policy.objectives.entropy_control import EntropyControl
 from actors.policy.on_device import on_device
 from actors.policy.passes import Passes
@@ -52,7 +51,6 @@ class WorkerState:
             self._optimizer = self._scheduler = None
             for parameter in self._bare.parameters():
                 vars(parameter).pop("main_param", None)  # Megatron's handle to the optimizer's float32 copy
-            freeze_heap()  # the old one is part of cycles
         self._optimizer, self._scheduler = build_optimizer(
             optimizer, self._model, self._dtype, self._config.loss_scale, distributed=self._distributed_optimizer
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +13,11 @@ import torch
 
 from actors.data_plane.in_memory import MemoryPlane
 from actors.data_plane.sharding import plan_batch
+from actors.heap import freeze_heap
 from actors.policy.worker import PolicyWorker
 from configs.policy import PolicyConfig
 from tests.actors.policy import reference, tiny
+from tests.actors.policy.program import optimizer_tensors
 
 pytestmark = pytest.mark.gpu
 KINDS = [("llama", False), ("qwen2", True), ("qwen3", True)]
@@ -79,3 +82,19 @@ def test_training_lowers_the_supervised_loss(dtype: str, tmp_path: Path) -> None
     losses = [step["loss"] for step in steps]
     assert not any(step.get("skipped_steps") for step in steps)
     assert losses[-1] < losses[0] / 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_replaced_optimizer_leaves_no_tensor(dtype: str, tmp_path: Path) -> None:
+    """No collection would find them: they are frozen, as in an actor."""
+    model = tiny.write_model(tmp_path / "model", "qwen3", tied=True)
+    plane, meta, _ = loaded()
+    config = PolicyConfig(device="cuda", dtype=dtype)
+    with worker(config, model, plane, tmp_path) as policy:
+        policy.train(plan_batch(meta, config.batching, data_parallel=1).shards[0], "sft")
+        old = [weakref.ref(tensor) for tensor in optimizer_tensors(policy)]
+        freeze_heap()
+        policy.reset_optimizer(config.optimizer)
+        dropped = [tensor() is None for tensor in old]
+    assert len(dropped) > 20
+    assert all(dropped)

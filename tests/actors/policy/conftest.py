@@ -202,6 +202,8 @@ def _single(models: dict[str, Path], layout: str) -> list[Job]:
         Job("missing", llama, ("grpo",), policy=on_policy | {"recompute_logprobs": "always"}),
         Job("moved", llama, ("snapshot", "grpo", "reference", "logprob", "export"), policy=on_policy),
         Job("reset", llama, ("sft", "sft", "reset", "sft", "sft", "sft", "sft", "lower", "sft"), policy={"optimizer": {"lr": 1e-3}}),
+        Job("reset-distributed", llama, ("sft", "reset", "sft"), policy={"dtype": "bfloat16"}, distributed=True),
+        Job("reset-by-chance", llama, ("sft", "reset", "sft"), policy={"dtype": "bfloat16", "rounding": "stochastic"}),
         Job("own", llama, ("grpo", "grpo", "export"), policy=on_policy | {"loss": {"objective": f"{OWN}:FilteredImitation"}}),
         Job("save", str(models["scratch"]), ("sft", "save", "export"), policy=on_policy),
         Job("bfloat16-warmed", llama, ("warm_up", "sft", "sft", "export"), policy={"dtype": "bfloat16", "optimizer": {"lr": 1e-2}}),

@@ -7,7 +7,8 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from actors.checkpoints.errors import CheckpointError
 from actors.data_plane.in_memory import MemoryPlane
 from actors.data_plane.interface import DataPlaneError
 from actors.data_plane.sharding import ShardPlan, plan_batch
+from actors.heap import freeze_heap
 from actors.policy.batch import BASE, CANDIDATES
 from actors.policy.device import PeerLostError
 from actors.policy.worker import PolicyWorker
@@ -119,7 +121,10 @@ def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[
             case "lower":
                 worker.scale_rate(0.5)
             case "reset":
+                old = [weakref.ref(tensor) for tensor in optimizer_tensors(worker)]
+                freeze_heap()  # as in an actor
                 worker.reset_optimizer(OptimizerConfig(lr=5e-3, warmup_steps=3))
+                results["dropped"] = [tensor() is None for tensor in old]
             case "working":
                 results["working"] = {name: value.detach().clone() for name, value in worker._bare.named_parameters()}
             case "round":  # by chance
@@ -196,6 +201,14 @@ def state_of(worker: PolicyWorker) -> dict[str, torch.Tensor]:
 
     found = {(kind, part.name): part.value(kind) for part in parts(worker._bare, worker._optimizer) for kind in KINDS}
     return {f"{kind}.{name}": value.clone() for (kind, name), value in found.items() if value is not None}
+
+
+def optimizer_tensors(worker: PolicyWorker) -> Iterator[torch.Tensor]:
+    """Moments and masters."""
+    own = {id(parameter) for parameter in worker._bare.parameters()}
+    for one in worker._optimizer.chained_optimizers:
+        yield from (tensor for group in one.optimizer.param_groups for tensor in group["params"] if id(tensor) not in own)
+        yield from (tensor for state in one.optimizer.state.values() for tensor in state.values())
 
 
 def _plans(meta: Any, config: PolicyConfig) -> Sequence[ShardPlan]:

@@ -152,6 +152,15 @@ def test_reset_optimizer_starts_the_schedule_again_and_a_lowered_rate_stays_belo
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("job", ["reset", "masters-reset", "reset-distributed", "reset-by-chance"])
+def test_a_replaced_optimizer_leaves_no_tensor(results: Any, job: str) -> None:
+    """No collection would find them: they are frozen."""
+    dropped = results("TP1")[job][0]["dropped"]
+    assert len(dropped) > 20
+    assert all(dropped)
+
+
+@pytest.mark.slow
 def test_missing_columns_are_named(results: Any) -> None:
     error = results("TP1")["missing"][0]["error"]
     assert "MissingColumnsError" in error
