@@ -15,7 +15,6 @@ vLLM is imported by `ready`, so this module costs nothing to import.
 from __future__ import annotations
 
 import atexit
-import gc
 import itertools
 import logging
 import shutil
@@ -83,8 +82,6 @@ def prepare_process(config: GenerationConfig) -> None:
         values["TORCH_COMPILE_DISABLE"] = "1"
         if "torch" in sys.modules:  # has read it already: a fork (actors/forks)
             sys.modules["torch"].compiler.set_stance("force_eager")
-    if gc.get_freeze_count():  # a fork: vLLM would unfreeze what its server has frozen, and look at all of it (actors/heap.py)
-        values["VLLM_ENABLE_CUDAGRAPH_GC"] = "1"
     settings.set_for_process(**values)
 
 
