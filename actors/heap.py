@@ -13,9 +13,10 @@ import gc
 def freeze_heap() -> None:
     """Later collections leave alone what is there now. To be called once an actor is ready: what its start has made stays to its end.
 
+    vLLM does the same in processes of its own (vllm.utils.gc_utils.freeze_gc_heap). What is to be freed later must not be part of a cycle.
+
     What was frozen before stays so. In a fork that is all that its server has imported (actors/forks): to visit it would take most of a
-    second, and copy 225 MB that the processes share. So what is to be freed later must not be part of a cycle by then. As vLLM does in
-    processes of its own (vllm.utils.gc_utils.freeze_gc_heap).
+    second, and copy 225 MB that the processes share.
     """
     gc.collect()  # else cycles that are garbage already would stay, too
     gc.freeze()
