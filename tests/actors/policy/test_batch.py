@@ -242,10 +242,9 @@ def queue(address: DataPlaneAddress) -> DataPlane:
 @pytest.mark.slow
 @pytest.mark.parametrize("data_parallel", [1, 2, 4])
 @pytest.mark.parametrize("mode", MODES)
-def test_workers_train_on_the_same_bytes_from_queue_and_twin(queue: DataPlane, mode: str, data_parallel: int) -> None:
-    partition = f"{mode}-{data_parallel}"
-    theirs = worker_batches(MemoryPlane(), partition, mode, data_parallel)
-    ours = worker_batches(queue, partition, mode, data_parallel)
+def test_workers_train_on_the_same_bytes_from_queue_and_twin(queue: DataPlane, mode: str, data_parallel: int, tmp_path: Path) -> None:
+    theirs = worker_batches(MemoryPlane(), tmp_path.name, mode, data_parallel)
+    ours = worker_batches(queue, tmp_path.name, mode, data_parallel)
     assert len(ours) == len(theirs) == data_parallel
     for mine, other in zip(ours, theirs, strict=True):
         for a, b in zip(mine, other, strict=True):
