@@ -40,10 +40,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 
 def enter(page: Page, **values: object) -> None:
-    """Into the controls, as a person does."""
+    """Into the controls, as a person does: one has the focus, and so the page does not reload."""
     for name, value in values.items():
         control = f"document.querySelector('[data-view={name}]')"
-        page.evaluate(f"{control}.value = {json.dumps(str(value))}; {control}.dispatchEvent(new Event('input'))")
+        entered = f"{control}.focus(); {control}.value = {json.dumps(str(value))}"
+        page.evaluate(f"{entered}; {control}.dispatchEvent(new Event('input'))")
 
 
 def text(page: Page, selector: str) -> Any:
