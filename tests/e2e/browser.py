@@ -101,7 +101,7 @@ def chromium(profile: Path) -> Iterator[Page]:
             assert time.monotonic() < deadline, "chromium did not open its DevTools port"
             time.sleep(0.1)
         number, path = port.read_text().split("\n")[:2]
-        with connect(f"ws://127.0.0.1:{number}{path}", max_size=None) as socket:
+        with connect(f"ws://127.0.0.1:{number}{path}", max_size=None, open_timeout=WAIT_S, ping_interval=None) as socket:
             yield Page(socket)
             with suppress(Exception):
                 socket.send(json.dumps({"id": 0, "method": "Browser.close"}))
