@@ -177,17 +177,25 @@ def test_five_steps_are_bit_equal_on_both_paths(group_of: Callable[[str], Any], 
     assert not all(torch.equal(before["plain"][name], tensor) for name, tensor in found["compiled"][0].items())
 
 
-def test_a_hundred_steps_with_checkpoints_and_refits_leave_nothing_open(group_of: Callable[[str], Any], batch: Any, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def receiver() -> Iterator[str]:
+    """Name of an engine to which the group sends its weights."""
+    engine = ray.remote(num_cpus=0)(Engine).options(name="engine", namespace=NAMESPACE).remote()
+    yield "engine"
+    ray.kill(engine)
+
+
+def test_a_hundred_steps_with_checkpoints_and_refits_leave_nothing_open(
+    group_of: Callable[[str], Any], receiver: str, batch: Any, tmp_path: Path
+) -> None:
     group = group_of("DP1")
-    name = tmp_path.name  # another one at each repetition: the group keeps its handle of an engine
-    engine = ray.remote(num_cpus=0)(Engine).options(name=name, namespace=NAMESPACE).remote()
 
     def steps(count: int) -> None:
         for number in range(count):
             ray.get(group.train.remote(batch, "grpo"), timeout=WAIT_S)
             if number % 10 == 0:
                 ray.get(group.save_hf.remote(str(tmp_path / "hf")), timeout=WAIT_S)
-                ray.get(group.refit.remote([name], UpdateOptions()), timeout=WAIT_S)
+                ray.get(group.refit.remote([receiver], UpdateOptions()), timeout=WAIT_S)
 
     steps(20)
     before = ray.get(group.resources.remote(), timeout=WAIT_S)
@@ -197,7 +205,6 @@ def test_a_hundred_steps_with_checkpoints_and_refits_leave_nothing_open(group_of
         assert new["resident"] <= old["resident"] * 1.05, (old, new)
         assert new["files"] <= old["files"] * 1.05, (old, new)
         assert new["shared"] <= old["shared"] * 1.05, (old, new)
-    ray.kill(engine)
 
 
 def test_calls_from_several_threads_never_overlap_on_a_worker(group_of: Callable[[str], Any], batch: Any) -> None:
