@@ -15,8 +15,8 @@ def freeze_heap() -> None:
 
     vLLM does the same in processes of its own (vllm.utils.gc_utils.freeze_gc_heap). What is to be freed later must not be part of a cycle.
 
-    What was frozen before stays so. In a fork that is all that its server has imported (actors/forks): to visit it would take most of a
-    second, and copy 225 MB that the processes share.
+    What was frozen before stays so. In a fork that is all that its server has imported (actors/forks): to visit it takes time, and
+    copies memory that the processes share.
     """
     gc.collect()  # else cycles that are garbage already would stay, too
     gc.freeze()

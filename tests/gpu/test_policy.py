@@ -95,6 +95,6 @@ def test_a_replaced_optimizer_leaves_no_tensor(dtype: str, tmp_path: Path) -> No
         old = [weakref.ref(tensor) for tensor in optimizer_tensors(policy)]
         freeze_heap()
         policy.reset_optimizer(config.optimizer)
-        dropped = [tensor() is None for tensor in old]
-    assert len(dropped) > 20
-    assert all(dropped)
+        freed = [tensor() is None for tensor in old]
+    assert len(freed) > 20
+    assert all(freed)

@@ -129,7 +129,7 @@ def test_two_runs_on_one_cluster(address: DataPlaneAddress, partition: str, star
 
 @pytest.mark.parametrize("victim", ["data_plane_controller", "data_plane_storage_0"])
 def test_a_dead_actor_is_an_error_in_bounded_time(victim: str, start_queue: StartQueue, tmp_path: Path) -> None:
-    address = start_queue(tmp_path.name, DataPlaneConfig())  # another name at each repetition: what is left keeps the last one's
+    address = start_queue(tmp_path.name, DataPlaneConfig())  # a namespace of its own, also when repeated
     meta = written(address, "p")
     plane = connect(address, timeout_s=60)
     pid = ray.get(ray.get_actor(victim, namespace=address.namespace).__ray_call__.remote(lambda _: os.getpid()), timeout=WAIT_S)

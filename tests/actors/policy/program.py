@@ -124,7 +124,7 @@ def _run(rank: int, parallel: ParallelConfig, job: Job, directory: str) -> dict[
                 old = [weakref.ref(tensor) for tensor in optimizer_tensors(worker)]
                 freeze_heap()  # as in an actor
                 worker.reset_optimizer(OptimizerConfig(lr=5e-3, warmup_steps=3))
-                results["dropped"] = [tensor() is None for tensor in old]
+                results["freed"] = [tensor() is None for tensor in old]
             case "working":
                 results["working"] = {name: value.detach().clone() for name, value in worker._bare.named_parameters()}
             case "round":  # by chance
