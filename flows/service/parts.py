@@ -24,6 +24,7 @@ from configs.base import ConfigError
 
 PACKAGE = Path(__file__).parent.parent.parent  # with the four rooms: a checkout, or site-packages
 _TAIL_LINES = 15
+_KILLED_S = 30.0  # longest wait for a process's end by SIGKILL: it needs a moment of a core, which a loaded machine gives late
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,14 @@ class Part:
         return [process for process in processes() if process.session == self.pid and process.started >= self.started]
 
     def stop(self, first: signal.Signals, timeout_s: float) -> None:
-        """Ask the part to end, then those that stayed, then make them; each within the timeout. Idempotent."""
+        """Ask the part to end, then those that stayed, each within the timeout; then make them. Idempotent."""
         if self.alive():
             _send(self.pid, first)
             _await_end(self.alive, timeout_s)
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        for number, patience_s in ((signal.SIGTERM, timeout_s), (signal.SIGKILL, _KILLED_S)):
             for process in self.members():
                 _send(process.pid, number)
-            _await_end(lambda: bool(self.members()), timeout_s)
+            _await_end(lambda: bool(self.members()), patience_s)
 
 
 def is_checkout() -> bool:
