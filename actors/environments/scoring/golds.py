@@ -22,16 +22,22 @@ _SHOWN = 5
 def check_golds(problems: Sequence[Problem], rewards: Sequence[AnyReward], config: ScoringConfig, environment: EnvironmentConfig) -> None:
     """Every answer that can be checked is right by the success reward; of a judge none can.
 
+    An answer that took too long is checked once more: a process's first one may have waited for what the verifier loads late.
+
     Raises:
         ConfigError: answers that are not right by their own reward, the first of them by source and row.
     """
     reward = next((reward for reward in rewards if reward.label == config.success), rewards[0])
     if isinstance(reward, JudgeReward) or not problems:
         return
-    patient = config.model_copy(update={"batch_timeout_s": reward.timeout_s * len(problems)})
+    patient = config.model_copy(update={"batch_timeout_s": max(config.batch_timeout_s, reward.timeout_s * len(problems))})
     start = Start(tuple(sys.path), (reward,), environment, max_new_tokens=1, config=patient, golds=True)
     with ScoringPool(start) as pool:
-        parts = pool.score([(reward.label, problem, Response("", 0, False)) for problem in problems])
+        calls = [(reward.label, problem, Response("", 0, False)) for problem in problems]
+        parts = pool.score(calls)
+        late = [index for index, part in enumerate(parts) if part.outcome == "timed_out"]
+        for index, part in zip(late, pool.score([calls[index] for index in late]), strict=True):
+            parts[index] = part
     wrong = [(problem, part) for problem, part in zip(problems, parts, strict=True) if part.outcome != "scored"]
     if wrong:
         lines = "; ".join(f"{problem.uid}: {part.error.removeprefix('ValueError: ')}" for problem, part in wrong[:_SHOWN])
