@@ -6,15 +6,25 @@ first signal ─► asked ─► the step ends, a checkpoint is written ─► e
 
 from __future__ import annotations
 
+import _thread
+import logging  # noqa: F401  (its hooks of a fork are registered before ours, and so run inside them)
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
 _SIGNALS = signal.SIGTERM, signal.SIGINT
+_AGAIN_S = 0.02
+
+# One for each fork that is being made. Python drops what is raised in a fork's hooks: the signal would be lost, and logging's lock held for
+# ever. No handler runs in these hooks, as they are C functions.
+_forks: list[None] = []
+os.register_at_fork(before=partial(_forks.append, None), after_in_parent=_forks.pop, after_in_child=_forks.clear)
 
 
 @contextmanager
@@ -31,7 +41,15 @@ def terminated() -> Iterator[None]:
 
 
 def _unwind(number: int, _: FrameType | None) -> None:
+    if _forks:
+        _thread.start_new_thread(_send_again, (number,))  # without a lock of `threading`, which this thread may hold
+        return
     raise SystemExit(128 + number)
+
+
+def _send_again(number: int) -> None:
+    time.sleep(_AGAIN_S)
+    os.kill(os.getpid(), number)
 
 
 class Stopping:

@@ -218,3 +218,17 @@ with terminated(), scratch() as place:
         process.terminate()
         assert process.wait(WAIT_S) == 128 + signal.SIGTERM
     assert not place.exists()
+
+
+@pytest.mark.parametrize("hook", ["before", "after_in_parent"])
+def test_sigterm_in_a_hook_of_a_fork_is_heard(hook: str) -> None:
+    """Python drops what is raised there. Logging's hooks hold its lock; Ray and we fork with hooks while a run begins."""
+    script = f"""
+import os, signal, subprocess, time
+os.register_at_fork({hook}=lambda: os.kill(os.getpid(), signal.SIGTERM))
+from flows.stopping import terminated
+with terminated():
+    subprocess.run(["true"], preexec_fn=int, check=True)
+    time.sleep({WAIT_S})
+"""
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=2 * WAIT_S).returncode == 128 + signal.SIGTERM

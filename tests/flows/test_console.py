@@ -71,13 +71,16 @@ def test_sigterm_while_a_command_begins_leaves_nothing(temporary: Path) -> None:
     command = [sys.executable, "-m", "flows.console", "run", f"output_dir={temporary}/runs"]
     environment = settings.child_environment(GRPO_FLOWS_FORKS="", PREFECT_HOME=f"{temporary}/prefect", PREFECT_API_URL="")
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        deadline, started = time.monotonic() + WAIT_S, list[psutil.Process]()
-        while len(started) < 2:  # of forks, and Prefect's
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-            started = psutil.Process(process.pid).children()
-        process.terminate()
-        assert process.wait(WAIT_S) == 128 + signal.SIGTERM
+        try:
+            deadline, started = time.monotonic() + WAIT_S, list[psutil.Process]()
+            while len(started) < 2:  # of forks, and Prefect's
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+                started = psutil.Process(process.pid).children()
+            process.terminate()
+            assert process.wait(WAIT_S) == 128 + signal.SIGTERM
+        finally:
+            process.kill()  # of a failure: leaving the block waits for its end
     assert list(temporary.glob("grpo-*")) == []
     assert psutil.wait_procs(started, WAIT_S)[1] == []
 

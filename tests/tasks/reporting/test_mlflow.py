@@ -86,6 +86,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
+def experiment(tmp_path: Path) -> str:
+    """A name that no other test has, nor an earlier run of the same one."""
+    return tmp_path.name
+
+
+@pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
     return RunDirectory.create(tmp_path, "tiny")
 
@@ -94,16 +100,16 @@ def trackers(server: Server, experiment: str) -> Trackers:
     return (TrackerConfig(mlflow=MlflowConfig(url=server.url, experiment=experiment)),)
 
 
-def test_a_run_and_one_that_goes_on_after_a_cut(server: Server, directory: RunDirectory, tmp_path: Path) -> None:
-    there = trackers(server, "cut")
+def test_a_run_and_one_that_goes_on_after_a_cut(server: Server, experiment: str, directory: RunDirectory, tmp_path: Path) -> None:
+    there = trackers(server, experiment)
     directory.report.write_text("<html>")
     steps_of(directory, there, [1, 2, 3], None)
     cut(directory, 1)
     (directory.trackers / "mlflow.json").write_text(  # as in a checkpoint on another machine: it knows of step 1 alone
-        json.dumps({"run": server.run("cut").info.run_id, "sent": {"samples:train": 3}})
+        json.dumps({"run": server.run(experiment).info.run_id, "sent": {"samples:train": 3}})
     )
     steps_of(directory, there, [2, 3, 4], "completed", loss=2.0)
-    run = server.run("cut")
+    run = server.run(experiment)
     assert server.points(run, "loss") == [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.5)]
     assert server.points(run, "accuracy/validation") == [(step, step / 10) for step in (1, 2, 3, 4)]
     assert (run.info.status, run.info.run_name) == ("FINISHED", "tiny")
@@ -118,31 +124,33 @@ def test_nothing_is_told_to_its_makers() -> None:
     assert mlflow.environment_variables.MLFLOW_DISABLE_TELEMETRY.get()
 
 
-def test_a_run_that_somebody_has_deleted_is_begun_again_with_all_of_it(server: Server, directory: RunDirectory) -> None:
-    there = trackers(server, "deleted")
+def test_a_run_that_somebody_has_deleted_is_begun_again_with_all_of_it(server: Server, experiment: str, directory: RunDirectory) -> None:
+    there = trackers(server, experiment)
     steps_of(directory, there, [1], None)
-    server.client.delete_run(server.run("deleted").info.run_id)
+    server.client.delete_run(server.run(experiment).info.run_id)
     steps_of(directory, there, [2], "failed")
-    run = server.run("deleted")
+    run = server.run(experiment)
     assert (server.points(run, "loss"), run.info.status) == ([(1, 1.0), (2, 0.5)], "FAILED")
 
 
-def test_a_server_that_goes_away_and_comes_back(server: Server, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_goes_away_and_comes_back(
+    server: Server, experiment: str, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(outbox, "_TRIES", 10**6)
     monkeypatch.setattr(outbox, "_WAITS_S", ())
     monkeypatch.setattr(outbox, "_LONGEST_WAIT_S", 0.1)
     said: list[str] = []
-    with RunTrackers(directory, (*TENSORBOARD, *trackers(server, "away")), say=said.append) as run:
+    with RunTrackers(directory, (*TENSORBOARD, *trackers(server, experiment)), say=said.append) as run:
         run.metrics(1, {"loss": 1.0})
-        server.await_points("away", 1)
+        server.await_points(experiment, 1)
         server.stop()
         run.metrics(2, {"loss": 0.5})
         while not said:
             time.sleep(0.05)
         server.start()
-        server.await_points("away", 2)
+        server.await_points(experiment, 2)
         run.close("completed")
-    assert server.points(server.run("away"), "loss") == [(1, 1.0), (2, 0.5)]
+    assert server.points(server.run(experiment), "loss") == [(1, 1.0), (2, 0.5)]
     assert len(said) == 1
     assert said[0].startswith("tracker mlflow: ")
     assert said[0].endswith("trying again, the run goes on")
