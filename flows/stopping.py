@@ -7,7 +7,7 @@ first signal ─► asked ─► the step ends, a checkpoint is written ─► e
 from __future__ import annotations
 
 import _thread
-import logging  # noqa: F401  (its hooks of a fork are registered before ours, and so run inside them)
+import logging  # noqa: F401  (registers its at-fork hooks before ours, so they run inside them)
 import os
 import signal
 import threading
@@ -19,10 +19,10 @@ from types import FrameType
 from typing import Any
 
 _SIGNALS = signal.SIGTERM, signal.SIGINT
-_AGAIN_S = 0.02
+_RESEND_S = 0.02
 
-# One for each fork that is being made. Python drops what is raised in a fork's hooks: the signal would be lost, and logging's lock held for
-# ever. No handler runs in these hooks, as they are C functions.
+# An entry for each fork in progress. Python ignores exceptions in at-fork hooks: SystemExit raised in one of logging's would be lost, and
+# its lock stay held. Signal handlers do not run inside these hooks of ours, because they are C functions.
 _forks: list[None] = []
 os.register_at_fork(before=partial(_forks.append, None), after_in_parent=_forks.pop, after_in_child=_forks.clear)
 
@@ -42,13 +42,13 @@ def terminated() -> Iterator[None]:
 
 def _unwind(number: int, _: FrameType | None) -> None:
     if _forks:
-        _thread.start_new_thread(_send_again, (number,))  # without a lock of `threading`, which this thread may hold
+        _thread.start_new_thread(_resend, (number,))  # without a lock of `threading`, which this thread may hold
         return
     raise SystemExit(128 + number)
 
 
-def _send_again(number: int) -> None:
-    time.sleep(_AGAIN_S)
+def _resend(number: int) -> None:
+    time.sleep(_RESEND_S)
     os.kill(os.getpid(), number)
 
 

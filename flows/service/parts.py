@@ -24,7 +24,7 @@ from configs.base import ConfigError
 
 PACKAGE = Path(__file__).parent.parent.parent  # with the four rooms: a checkout, or site-packages
 _TAIL_LINES = 15
-_KILLED_S = 30.0  # longest wait for a process's end by SIGKILL: it needs a moment of a core, which a loaded machine gives late
+_KILLED_S = 30.0  # longest wait after SIGKILL: on a loaded machine a process gets the core time that its end needs late
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class Part:
         if self.alive():
             _send(self.pid, first)
             _await_end(self.alive, timeout_s)
-        for number, patience_s in ((signal.SIGTERM, timeout_s), (signal.SIGKILL, _KILLED_S)):
+        for number, wait_s in ((signal.SIGTERM, timeout_s), (signal.SIGKILL, _KILLED_S)):
             for process in self.members():
                 _send(process.pid, number)
-            _await_end(lambda: bool(self.members()), patience_s)
+            _await_end(lambda: bool(self.members()), wait_s)
 
 
 def is_checkout() -> bool:

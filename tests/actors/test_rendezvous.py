@@ -17,6 +17,7 @@ from actors import rendezvous
 from tests.listeners import listeners, reached_from_outside, said_by
 from tests.patience import WAIT_S, kill
 
+TIMEOUT_S = 20.0
 PEER = """
 import sys
 from actors import rendezvous
@@ -52,7 +53,7 @@ class Rank:
         import torch
         from torch import distributed
 
-        distributed.init_process_group("gloo", store=rendezvous.store(board, 2, WAIT_S), rank=rank, world_size=2)
+        distributed.init_process_group("gloo", store=rendezvous.store(board, 2, TIMEOUT_S), rank=rank, world_size=2)
         sums = []
         for group in (None, distributed.new_group([0, 1])):
             value = torch.tensor(1.0 + rank)
@@ -64,7 +65,7 @@ class Rank:
 
     def listens_because_of(self, board: Any) -> int:
         before = listeners([os.getpid()])
-        store = rendezvous.store(board, 1, WAIT_S)
+        store = rendezvous.store(board, 1, TIMEOUT_S)
         store.set("key", "value")
         assert store.get("key") == b"value"
         return len(listeners([os.getpid()]) - before)
@@ -83,7 +84,7 @@ def test_two_processes_meet_at_a_board_and_nobody_listens_for_it(ray_session: No
 
 def test_a_board_is_a_store(ray_session: None) -> None:
     board = rendezvous.board()
-    first, second = (rendezvous.store(board, 2, WAIT_S) for _ in range(2))
+    first, second = (rendezvous.store(board, 2, TIMEOUT_S) for _ in range(2))
     first.set("key", b"value")
     assert second.get("key") == b"value"
     assert first.check(["key"])
@@ -95,19 +96,19 @@ def test_a_board_is_a_store(ray_session: None) -> None:
         first.wait(["other"], datetime.timedelta(seconds=0.2))
     kill(board)
     with pytest.raises(DistStoreError, match="where the ranks meet"):
-        first.wait(["count"], datetime.timedelta(seconds=WAIT_S))
+        first.wait(["count"], datetime.timedelta(seconds=TIMEOUT_S))
 
 
 def test_a_file_is_no_listener() -> None:
     before = listeners([os.getpid()])
-    store = rendezvous.store(rendezvous.announce(), 1, WAIT_S)
+    store = rendezvous.store(rendezvous.announce(), 1, TIMEOUT_S)
     store.set("key", b"value")
     assert listeners([os.getpid()]) == before
 
 
 def test_a_store_of_torch_alone_takes_writes_from_the_network() -> None:
     """So it is used nowhere."""
-    timeout = datetime.timedelta(seconds=WAIT_S)
+    timeout = datetime.timedelta(seconds=TIMEOUT_S)
     store = TCPStore("127.0.0.1", 0, 2, True, timeout, wait_for_workers=False)
     outside = reached_from_outside([store.port])
     for address, port in outside[:1]:  # none on a machine without a network card

@@ -222,7 +222,7 @@ with terminated(), scratch() as place:
 
 @pytest.mark.parametrize("hook", ["before", "after_in_parent"])
 def test_sigterm_in_a_hook_of_a_fork_is_heard(hook: str) -> None:
-    """Python drops what is raised there. Logging's hooks hold its lock; Ray and we fork with hooks while a run begins."""
+    """Python ignores exceptions there, and logging's hooks hold its lock. Ray and we fork with hooks while a run begins."""
     script = f"""
 import os, signal, subprocess, time
 os.register_at_fork({hook}=lambda: os.kill(os.getpid(), signal.SIGTERM))

@@ -22,7 +22,7 @@ _SHOWN = 5
 def check_golds(problems: Sequence[Problem], rewards: Sequence[AnyReward], config: ScoringConfig, environment: EnvironmentConfig) -> None:
     """Every answer that can be checked is right by the success reward; of a judge none can.
 
-    An answer that took too long is checked once more: a process's first one may have waited for what the verifier loads late.
+    An answer that timed out is checked once more: a process's first one waits for what the verifier imports at its first use.
 
     Raises:
         ConfigError: answers that are not right by their own reward, the first of them by source and row.
@@ -30,13 +30,14 @@ def check_golds(problems: Sequence[Problem], rewards: Sequence[AnyReward], confi
     reward = next((reward for reward in rewards if reward.label == config.success), rewards[0])
     if isinstance(reward, JudgeReward) or not problems:
         return
+    # The batch's time includes the start of the processes.
     patient = config.model_copy(update={"batch_timeout_s": max(config.batch_timeout_s, reward.timeout_s * len(problems))})
     start = Start(tuple(sys.path), (reward,), environment, max_new_tokens=1, config=patient, golds=True)
     with ScoringPool(start) as pool:
         calls = [(reward.label, problem, Response("", 0, False)) for problem in problems]
         parts = pool.score(calls)
-        late = [index for index, part in enumerate(parts) if part.outcome == "timed_out"]
-        for index, part in zip(late, pool.score([calls[index] for index in late]), strict=True):
+        timed_out = [index for index, part in enumerate(parts) if part.outcome == "timed_out"]
+        for index, part in zip(timed_out, pool.score([calls[index] for index in timed_out]), strict=True):
             parts[index] = part
     wrong = [(problem, part) for problem, part in zip(problems, parts, strict=True) if part.outcome != "scored"]
     if wrong:
