@@ -45,7 +45,9 @@ _RAY_PORT, _REPORTS_PORT = 6379, 4201
 _LEAST_CPUS = 4  # logical CPUs of the cluster: what one run on the smallest machine asks for, and one more
 _RAY_ATTEMPTS = 3
 _RAY_GAVE_UP = "timed out during startup"  # after 30 s, says ray/_private/node.py; no option changes that
+_DEPLOY_ATTEMPTS = 3
 _DEPLOY_TIMEOUT_S = 300.0
+_BUSY = "503 Service Unavailable"  # of a server whose SQLite had another's commit between what a request read and what it writes
 _STOP_TIMEOUT_S = 20.0
 _CANCEL_TIMEOUT_S = 60.0
 _SETTINGS_HEAD = "# Written by `make up`, removed by `make down`: Prefect's commands in this directory use that server.\n"
@@ -301,19 +303,32 @@ def _create_pool(client: SyncPrefectClient) -> None:
 def _deploy(client: SyncPrefectClient, api_url: str) -> None:
     """Deploy everything. Schedules that a person turned on or off stay so: deploying would put back what prefect.yaml says."""
     switched = {key: active for key, (_, _, active) in _schedules(client).items()}
-    done = subprocess.run(
-        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(_DEPLOYMENTS)],
-        cwd=default_home(),
-        env=settings.child_environment(PREFECT_API_URL=api_url, PYTHONPATH=settings.python_path(PACKAGE)),
-        capture_output=True,
-        text=True,
-        timeout=_DEPLOY_TIMEOUT_S,
-    )
-    if done.returncode:
-        raise ConfigError(f"`prefect --no-prompt deploy --all` failed:\n{done.stdout}{done.stderr}")
+    _prefect_deploy(api_url)
     for key, (deployment, schedule, active) in _schedules(client).items():
         if switched.get(key, active) != active:
             client.update_deployment_schedule(deployment, schedule, active=switched[key])
+
+
+def _prefect_deploy(api_url: str) -> None:
+    """A server whose database is busy with a run is asked again: its client repeats a request for a minute, which may not be enough."""
+    for attempt in range(1, _DEPLOY_ATTEMPTS + 1):
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(_DEPLOYMENTS)],
+                cwd=default_home(),
+                env=settings.child_environment(PREFECT_API_URL=api_url, PYTHONPATH=settings.python_path(PACKAGE)),
+                capture_output=True,
+                text=True,
+                timeout=_DEPLOY_TIMEOUT_S,
+            )
+        except subprocess.TimeoutExpired:
+            raise ConfigError(f"`prefect --no-prompt deploy --all` was not done within {_DEPLOY_TIMEOUT_S:.0f} s") from None
+        if not done.returncode:
+            return
+        output = done.stdout + done.stderr
+        if attempt == _DEPLOY_ATTEMPTS or _BUSY not in output:
+            raise ConfigError(f"`prefect --no-prompt deploy --all` failed:\n{output}")
+        print("deploying: the server's database was busy; deploying again")
 
 
 def _schedules(client: SyncPrefectClient) -> dict[tuple[str, str], tuple[UUID, UUID, bool]]:
