@@ -15,39 +15,33 @@ from __future__ import annotations
 
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import FlowRun
-from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Crashed
-from prefect.workers.process import ProcessWorker
 
 from configs import settings
 from configs.base import ConfigError
 from flows.arguments import parse
-from flows.service import automations, pages, runs, server
+from flows.service import automations, deploying, pages, runs, server
+from flows.service.deploying import POOL
 from flows.service.parts import PACKAGE, Part, Record, default_home, is_checkout, look
 from tasks import scratch
 from tasks.cluster import probe
 
-_DEPLOYMENTS = Path(__file__).parent / "prefect.yaml"  # in a checkout a link to the one at its top
-POOL = "grpo"
 SERVER, RAY, REPORTS, WORKER = "server", "ray", "reports", "worker"
 _RAY_PORT, _REPORTS_PORT = 6379, 4201
 _LEAST_CPUS = 4  # logical CPUs of the cluster: what one run on the smallest machine asks for, and one more
 _RAY_ATTEMPTS = 3
-_RAY_GAVE_UP = "timed out during startup"  # after 30 s, says ray/_private/node.py; no option changes that
-_DEPLOY_ATTEMPTS = 3
-_DEPLOY_TIMEOUT_S = 300.0
-_BUSY = "503 Service Unavailable"  # of a server whose SQLite had another's commit between what a request read and what it writes
+_RAY_AGAIN = {  # what ray/_private/node.py says before it ends, where another start may do better
+    "timed out during startup": "its processes took longer to start than Ray waits for them",  # 30 s: no option changes that
+    "does not match persisted value": "another cluster took its port in the same moment",
+}
 _STOP_TIMEOUT_S = 20.0
 _CANCEL_TIMEOUT_S = 60.0
 _SETTINGS_HEAD = "# Written by `make up`, removed by `make down`: Prefect's commands in this directory use that server.\n"
@@ -82,10 +76,10 @@ class Up:
             self._await_ray()
             server.check_configured(self.api_url)
             with temporary_settings({PREFECT_API_URL: self.api_url}), get_client(sync_client=True) as client:
-                _create_pool(client)
+                deploying.create_pool(client)
                 self._start_reports()
                 self._start_worker(client)
-                _deploy(client, self.api_url)
+                deploying.deploy_all(client, self.api_url)
                 automations.install(client)
                 self._await(WORKER, "to start", lambda: self._said(WORKER, "started!"))
             self._write_settings()
@@ -158,7 +152,7 @@ class Up:
                 self._start(RAY, address, _ray_command(address, server.free_port(), place), environment, lock)
 
     def _await_ray(self) -> None:
-        """A part that Ray gave up on is started again: Ray waits 30 s for its own processes, which a machine at its limits can miss."""
+        """Started again where that may help: on a machine at its limits, or beside another `make up`."""
         if RAY not in self._record.parts:
             return
         for attempt in range(1, _RAY_ATTEMPTS + 1):
@@ -166,9 +160,10 @@ class Up:
                 self._await(RAY, "to start", lambda: self._said(RAY, "Ray runtime started"))
                 return self._note_raylet()
             except ConfigError:
-                if attempt == _RAY_ATTEMPTS or not self._said(RAY, _RAY_GAVE_UP):
+                why = [why for words, why in _RAY_AGAIN.items() if self._said(RAY, words)]
+                if attempt == _RAY_ATTEMPTS or not why:
                     raise
-                print("ray: its processes took longer to start than Ray waits for them; starting it again")
+                print(f"ray: {why[0]}; starting it again")
                 self._start_ray()
 
     def _note_raylet(self) -> None:
@@ -283,62 +278,6 @@ def _ray_command(address: str, client_port: int, place: Path) -> list[str]:
         # Any free port for the rest: Ray's fixed ones would keep a second cluster from starting on this machine.
         "--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0",
     ]  # fmt: skip
-
-
-def _create_pool(client: SyncPrefectClient) -> None:
-    """A pool in which one flow run is at work at a time: the deployments share the same GPUs."""
-    try:
-        pool = client.read_work_pool(POOL)
-    except ObjectNotFound:
-        template = ProcessWorker.get_default_base_job_template()
-        client.create_work_pool(WorkPoolCreate(name=POOL, type="process", base_job_template=template, concurrency_limit=1))
-        return
-    if pool.type != "process":
-        raise ConfigError(
-            f"the server has a work pool {POOL!r} of type {pool.type}, this command starts process workers: start a {pool.type} "
-            "worker where it belongs and deploy with `prefect --no-prompt deploy --all` (docs/deployment.md)"
-        )
-
-
-def _deploy(client: SyncPrefectClient, api_url: str) -> None:
-    """Deploy everything. Schedules that a person turned on or off stay so: deploying would put back what prefect.yaml says."""
-    switched = {key: active for key, (_, _, active) in _schedules(client).items()}
-    _prefect_deploy(api_url)
-    for key, (deployment, schedule, active) in _schedules(client).items():
-        if switched.get(key, active) != active:
-            client.update_deployment_schedule(deployment, schedule, active=switched[key])
-
-
-def _prefect_deploy(api_url: str) -> None:
-    """A server whose database is busy with a run is asked again: its client repeats a request for a minute, which may not be enough."""
-    for attempt in range(1, _DEPLOY_ATTEMPTS + 1):
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(_DEPLOYMENTS)],
-                cwd=default_home(),
-                env=settings.child_environment(PREFECT_API_URL=api_url, PYTHONPATH=settings.python_path(PACKAGE)),
-                capture_output=True,
-                text=True,
-                timeout=_DEPLOY_TIMEOUT_S,
-            )
-        except subprocess.TimeoutExpired:
-            raise ConfigError(f"`prefect --no-prompt deploy --all` was not done within {_DEPLOY_TIMEOUT_S:.0f} s") from None
-        if not done.returncode:
-            return
-        output = done.stdout + done.stderr
-        if attempt == _DEPLOY_ATTEMPTS or _BUSY not in output:
-            raise ConfigError(f"`prefect --no-prompt deploy --all` failed:\n{output}")
-        print("deploying: the server's database was busy; deploying again")
-
-
-def _schedules(client: SyncPrefectClient) -> dict[tuple[str, str], tuple[UUID, UUID, bool]]:
-    """(deployment, slug) -> deployment id, schedule id, active."""
-    return {
-        (str(deployment.id), schedule.slug): (deployment.id, schedule.id, schedule.active)
-        for deployment in client.read_deployments()
-        for schedule in deployment.schedules
-        if schedule.slug is not None
-    }
 
 
 def up(home: Path, host: str = "127.0.0.1") -> str:

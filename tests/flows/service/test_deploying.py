@@ -13,7 +13,7 @@ import yaml
 from prefect.client.orchestration import get_client
 
 from configs.base import ConfigError
-from flows.service import server, up
+from flows.service import deploying, server
 from tests.homes import prefect_home
 from tests.patience import WAIT_S
 
@@ -46,7 +46,7 @@ def commits(database: Path) -> Iterator[threading.Event]:
 def deployments(directory: Path) -> Path:
     """A file of deployments of a flow that is quick to import."""
     (directory / "quick.py").write_text("from prefect import flow\n\n\n@flow\ndef quick() -> None: ...\n")
-    entry = {"entrypoint": f"{directory}/quick.py:quick", "work_pool": {"name": up.POOL}}
+    entry = {"entrypoint": f"{directory}/quick.py:quick", "work_pool": {"name": deploying.POOL}}
     path = directory / "prefect.yaml"
     path.write_text(yaml.safe_dump({"name": "quick", "deployments": [{"name": name, **entry} for name in NAMES]}))
     return path
@@ -57,16 +57,16 @@ def test_a_busy_database_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monke
     said: list[str] = []
     monkeypatch.setenv("PREFECT_HOME", str(prefect_home(tmp_path)))
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    monkeypatch.setattr(up, "_DEPLOYMENTS", deployments(tmp_path))
+    monkeypatch.setattr(deploying, "_DEPLOYMENTS", deployments(tmp_path))
     with server.prefect_server() as url, get_client(sync_client=True) as client:
         monkeypatch.setenv(
             "PREFECT_CLIENT_MAX_RETRIES", "0"
         )  # of the command that deploys; by default it would be a minute until its error
-        up._create_pool(client)
+        deploying.create_pool(client)
         with commits(tmp_path / "prefect.db"), monkeypatch.context() as once:
-            once.setattr(up, "_DEPLOY_ATTEMPTS", 1)
+            once.setattr(deploying, "_ATTEMPTS", 1)
             with pytest.raises(ConfigError, match=r"deploy --all` failed:(?s:.*)503 Service Unavailable"):
-                up._deploy(client, f"{url}/api")
+                deploying.deploy_all(client, f"{url}/api")
         with commits(tmp_path / "prefect.db") as stop:
 
             def say(line: str) -> None:
@@ -74,7 +74,7 @@ def test_a_busy_database_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monke
                 stop.set()
                 monkeypatch.delenv("PREFECT_CLIENT_MAX_RETRIES")  # the server's own services are busy, too
 
-            monkeypatch.setattr(up, "print", say, raising=False)
-            up._deploy(client, f"{url}/api")
+            monkeypatch.setattr(deploying, "print", say, raising=False)
+            deploying.deploy_all(client, f"{url}/api")
         assert said == ["deploying: the server's database was busy; deploying again"]
         assert {deployment.name for deployment in client.read_deployments()} == set(NAMES)
