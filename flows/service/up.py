@@ -37,10 +37,11 @@ from tasks.cluster import probe
 SERVER, RAY, REPORTS, WORKER = "server", "ray", "reports", "worker"
 _RAY_PORT, _REPORTS_PORT = 6379, 4201
 _LEAST_CPUS = 4  # logical CPUs of the cluster: what one run on the smallest machine asks for, and one more
-_RAY_ATTEMPTS = 3
-_RAY_AGAIN = {  # what ray/_private/node.py says before it ends, where another start may do better
-    "timed out during startup": "its processes took longer to start than Ray waits for them",  # 30 s: no option changes that
-    "does not match persisted value": "another cluster took its port in the same moment",
+_ATTEMPTS = 3
+_AGAIN = {  # what a part says before it ends, where another start may do better
+    "already in use": "another process took its port in the same moment",
+    "does not match persisted value": "another cluster took its port in the same moment",  # ray/_private/node.py
+    "timed out during startup": "its processes took longer to start than Ray waits for them",  # there, too: 30 s, which no option changes
 }
 _STOP_TIMEOUT_S = 20.0
 _CANCEL_TIMEOUT_S = 60.0
@@ -78,6 +79,7 @@ class Up:
             with temporary_settings({PREFECT_API_URL: self.api_url}), get_client(sync_client=True) as client:
                 deploying.create_pool(client)
                 self._start_reports()
+                self._await_reports()
                 self._start_worker(client)
                 deploying.deploy_all(client, self.api_url)
                 automations.install(client)
@@ -137,8 +139,11 @@ class Up:
 
     def _await_server(self) -> None:
         if SERVER in self._record.parts:
-            part = self._record.parts[SERVER]
-            self._await(SERVER, "to answer", lambda: server.healthy(self.api_url) and server.listens(part.pid, part.address))
+            self._await_start(SERVER, "to answer", self._serves, self._start_server)
+
+    def _serves(self) -> bool:
+        part = self._record.parts[SERVER]
+        return server.healthy(self.api_url) and server.listens(part.pid, part.address)
 
     def _start_ray(self) -> None:
         part, configured = self._record.parts.get(RAY), settings.ray_address()
@@ -152,19 +157,9 @@ class Up:
                 self._start(RAY, address, _ray_command(address, server.free_port(), place), environment, lock)
 
     def _await_ray(self) -> None:
-        """Started again where that may help: on a machine at its limits, or beside another `make up`."""
-        if RAY not in self._record.parts:
-            return
-        for attempt in range(1, _RAY_ATTEMPTS + 1):
-            try:
-                self._await(RAY, "to start", lambda: self._said(RAY, "Ray runtime started"))
-                return self._note_raylet()
-            except ConfigError:
-                why = [why for words, why in _RAY_AGAIN.items() if self._said(RAY, words)]
-                if attempt == _RAY_ATTEMPTS or not why:
-                    raise
-                print(f"ray: {why[0]}; starting it again")
-                self._start_ray()
+        if RAY in self._record.parts:
+            self._await_start(RAY, "to start", lambda: self._said(RAY, "Ray runtime started"), self._start_ray)
+            self._note_raylet()
 
     def _note_raylet(self) -> None:
         if self._ray_place is not None:  # this command has started it
@@ -177,7 +172,9 @@ class Up:
         if part is None or not part.alive():
             address = self._place(part, _REPORTS_PORT)
             self._start(REPORTS, address, pages.command(self._pages, address), settings.child_environment())
-        self._await(REPORTS, "to start", lambda: self._said(REPORTS, "serving at"))
+
+    def _await_reports(self) -> None:
+        self._await_start(REPORTS, "to start", lambda: self._said(REPORTS, "serving at"), self._start_reports)
 
     def _start_worker(self, client: SyncPrefectClient) -> None:
         part, address = self._record.parts.get(WORKER), f"{self.api_url} {self.ray_address}"
@@ -207,6 +204,18 @@ class Up:
 
     def _await(self, name: str, what: str, check: Callable[[], bool]) -> None:
         self._record.await_true(name, what, check, server.START_TIMEOUT_S)
+
+    def _await_start(self, name: str, what: str, check: Callable[[], bool], start: Callable[[], None]) -> None:
+        """Until the check holds. A part that ends is started again where that may help: on a full machine, or beside another `make up`."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return self._await(name, what, check)
+            except ConfigError:
+                why = [why for words, why in _AGAIN.items() if self._said(name, words)]
+                if attempt == _ATTEMPTS or not why or self._record.parts[name].alive():
+                    raise
+                print(f"{name}: {why[0]}; starting it again")
+                start()
 
     def _said(self, name: str, words: str) -> bool:
         return words in self._record.log(name).read_text(errors="replace")

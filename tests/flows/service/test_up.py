@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from configs import settings
 from configs.base import ConfigError
 from flows.service import up
 from flows.service.parts import Record
+from tests.homes import prefect_home
 
 # Fails as often as argv[2] says, in the words of argv[3]; then starts.
 STAND_IN = """
@@ -25,9 +27,8 @@ print("Ray runtime started.", flush=True)
 time.sleep(600)
 """
 SLOW = "Exception: The current node timed out during startup. This could happen because some of the raylet failed to startup"
-TAKEN = (
-    "AssertionError: Session name session_2 does not match persisted value b'session_1'. Perhaps there was an error connecting to the GCS"
-)
+TAKEN = "RuntimeError: Failed to start GCS. If the server startup error message is `Address already in use`, it indicates the server fails"
+SHARED = "AssertionError: Session name session_2 does not match persisted value b'session_1'. Perhaps there was an error"
 
 
 def start_ray(home: Path, monkeypatch: pytest.MonkeyPatch, failures: int, words: str) -> int:
@@ -48,7 +49,7 @@ def start_ray(home: Path, monkeypatch: pytest.MonkeyPatch, failures: int, words:
     return int(tries.read_text())
 
 
-@pytest.mark.parametrize("words", [SLOW, TAKEN], ids=["its processes were slow", "its port was taken"])
+@pytest.mark.parametrize("words", [SLOW, TAKEN, SHARED], ids=["slow", "taken by a process", "taken by a cluster"])
 def test_ray_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
     assert start_ray(tmp_path, monkeypatch, 2, words) == 3
 
@@ -62,6 +63,26 @@ def test_another_failure_is_an_error_at_once(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(ConfigError, match=r"(?s:.*)the port is taken"):
         start_ray(tmp_path, monkeypatch, 1, "the port is taken")
     assert (tmp_path / "tries").read_text() == "1"
+
+
+@pytest.mark.parametrize("name", [up.SERVER, up.REPORTS])
+def test_a_port_that_was_taken_in_the_same_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """It was free when `up` looked, and another's when the part came to it."""
+    monkeypatch.setenv("PREFECT_HOME", str(prefect_home(tmp_path / "prefect")))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    with Record.locked(tmp_path) as record, socket.create_server(("127.0.0.1", 0)) as other:
+        running, look = up.Up(record, tmp_path), up.Up._place
+        seen = [f"127.0.0.1:{other.getsockname()[1]}"]
+        monkeypatch.setattr(up.Up, "_place", lambda *given: seen.pop() if seen else look(*given))
+        try:
+            getattr(running, f"_start_{name}")()
+            getattr(running, f"_await_{name}")()
+            assert record.parts[name].alive()
+        finally:
+            record.stop(name, signal.SIGINT, 20)
+    assert f"{name}: another process took its port in the same moment; starting it again" in capsys.readouterr().out
 
 
 def test_parts_that_live_stay_as_they_are(tmp_path: Path) -> None:
