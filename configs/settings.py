@@ -35,6 +35,8 @@ RUNTIME: Mapping[str, str] = {
     "RAY_worker_niceness": "0",
     # Else ray.init waits for workers that it starts ahead, and they wait for the imports of actors/forks.
     "RAY_prestart_worker_first_driver": "0",
+    # Until a node's raylet is there. Ray's 30 s are too few on a machine that starts five clusters at once.
+    "RAY_raylet_start_wait_time_s": "120",
     # A stage's thread that asks Ray for something after the run has shut it down: an error at once, and no search for another cluster.
     "RAY_ENABLE_AUTO_CONNECT": "0",
     "RAY_TQDM_PATCH_PRINT": "0",  # else ray.init replaces print and breaks Prefect's log_prints

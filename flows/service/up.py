@@ -41,7 +41,7 @@ _ATTEMPTS = 3
 _AGAIN = {  # what a part says before it ends, where another start may do better
     "already in use": "another process took its port in the same moment",
     "does not match persisted value": "another cluster took its port in the same moment",  # ray/_private/node.py
-    "timed out during startup": "its processes took longer to start than Ray waits for them",  # there, too: 30 s, which no option changes
+    "timed out during startup": "its processes took longer to start than Ray waits for them",  # there, too
 }
 _STOP_TIMEOUT_S = 20.0
 _CANCEL_TIMEOUT_S = 60.0

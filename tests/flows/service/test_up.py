@@ -5,8 +5,11 @@ from __future__ import annotations
 import signal
 import socket
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
@@ -15,6 +18,7 @@ from configs.base import ConfigError
 from flows.service import up
 from flows.service.parts import Record
 from tests.homes import prefect_home
+from tests.patience import WAIT_S
 
 # Fails as often as argv[2] says, in the words of argv[3]; then starts.
 STAND_IN = """
@@ -63,6 +67,35 @@ def test_another_failure_is_an_error_at_once(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(ConfigError, match=r"(?s:.*)the port is taken"):
         start_ray(tmp_path, monkeypatch, 1, "the port is taken")
     assert (tmp_path / "tries").read_text() == "1"
+
+
+def test_a_raylet_that_takes_longer_than_30_s_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Ray itself, which gives up after 30 s by default: no second start."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(up, "_ATTEMPTS", 1)
+    with Record.locked(tmp_path) as record:
+        running = up.Up(record, tmp_path)
+        try:
+            running._start_ray()
+            raylet = the_raylet(record)
+            raylet.suspend()
+            time.sleep(35)
+            raylet.resume()
+            running._await_ray()
+        finally:
+            record.stop(up.RAY, signal.SIGTERM, 20)
+
+
+def the_raylet(record: Record) -> psutil.Process:
+    """Of Ray's start, as soon as it is there."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        for member in record.parts[up.RAY].members():
+            with suppress(psutil.NoSuchProcess):
+                if (process := psutil.Process(member.pid)).name() == "raylet":
+                    return process
+        time.sleep(0.02)
+    raise AssertionError("no raylet")
 
 
 @pytest.mark.parametrize("name", [up.SERVER, up.REPORTS])
