@@ -90,19 +90,27 @@ def cluster(private: Path, cpus: Sequence[int], **variables: str) -> Iterator[tu
         nodes = [stack.enter_context(_node(switch, number, hosts, hides=number > 0)) for number in range(len(cpus))]
         address = f"{nodes[0].address}:{_PORT}"
         head = ["--head", f"--port={_PORT}", "--include-dashboard=false", f"--temp-dir={private / 'r'}"]
-        stack.enter_context(_ray(nodes[0], places / nodes[0].address, cpus[0], *head, **variables))()
+        first = stack.enter_context(_ray(nodes[0], places / nodes[0].address, cpus[0], *head, **variables))
+        _await_started([first])
         others = [
             stack.enter_context(_ray(node, places / node.address, count, f"--address={address}"))
             for node, count in zip(nodes[1:], cpus[1:], strict=True)
         ]
-        for wait in others:
-            wait()
+        _await_started([first, *others])
         yield address, nodes
 
 
+def _await_started(rays: Sequence[Callable[[], str]]) -> None:
+    """Until all say so. One that ends, as the head may later, fails the test at once, with its words."""
+    deadline = time.monotonic() + WAIT_S
+    while waited_for := [text for said in rays if _STARTED not in (text := said())]:
+        assert time.monotonic() < deadline, waited_for[0]
+        time.sleep(0.1)
+
+
 @contextmanager
-def _ray(node: Node, place: Path, cpus: int, *options: str, **variables: str) -> Iterator[Callable[[], None]]:
-    """Yields what waits until it has started. Args: place: directory for the fork server's socket; it is made."""
+def _ray(node: Node, place: Path, cpus: int, *options: str, **variables: str) -> Iterator[Callable[[], str]]:
+    """Yields what reads its log, while it runs. Args: place: directory for the fork server's socket; it is made."""
     place.mkdir()
     own = [f"--node-ip-address={node.address}", f"--num-cpus={cpus}", f"--object-store-memory={128 * 2**20}", "--disable-usage-stats"]
     command = [sys.executable, "-m", "flows.service.ray_head", str(place), "start", "--block", *own, *options]
@@ -111,18 +119,15 @@ def _ray(node: Node, place: Path, cpus: int, *options: str, **variables: str) ->
         PYTHONPATH=settings.python_path(ROOT), RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="1", GRPO_FLOWS_FORKS="", **variables
     )
     log = place / "log"
-    with log.open("w") as said:
-        process = subprocess.Popen(node.command(command), stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=environment)
+    with log.open("w") as output:
+        process = subprocess.Popen(node.command(command), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
 
-    def wait() -> None:
-        deadline = time.monotonic() + WAIT_S
-        while _STARTED not in (text := log.read_text()):
-            assert process.poll() is None, text
-            assert time.monotonic() < deadline, text
-            time.sleep(0.1)
+    def said() -> str:
+        assert process.poll() is None, log.read_text()
+        return log.read_text()
 
     try:
-        yield wait
+        yield said
     finally:
         node.end()
         process.wait()
