@@ -75,7 +75,7 @@ COMMANDS: list[tuple[str, By | Not]] = [
     (r"python -c .*registry/current\.json.*", Not("it prints a value of a file whose form tests/tasks/retraining/test_registry.py checks")),
     (r"prefect deployment run \S+ .*--watch.*", By("tests/e2e/conftest.py", '"deployment", "run", DEPLOYMENT, "--watch"')),
     (r"prefect deployment run .*", By("tests/e2e/conftest.py", '"deployment", "run", DEPLOYMENT')),
-    (r"prefect --no-prompt deploy --all", By("flows/service/up.py", "deploy --all")),
+    (r"prefect --no-prompt deploy --all", By("flows/service/deploying.py", "deploy --all")),
     (
         r"prefect automation create --from-file .*cancel-stalled.*",
         By("tests/e2e/test_monitoring.py", '"automation", "create", "--from-file"'),
