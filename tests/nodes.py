@@ -101,7 +101,7 @@ def cluster(private: Path, cpus: Sequence[int], **variables: str) -> Iterator[tu
 
 
 def _await_started(rays: Sequence[Callable[[], str]]) -> None:
-    """Until all say so. One that ends, as the head may later, fails the test at once, with its words."""
+    """Until all say so. One that ends fails the test at once, with its words; so does a head that ends after its start."""
     deadline = time.monotonic() + WAIT_S
     while waited_for := [text for said in rays if _STARTED not in (text := said())]:
         assert time.monotonic() < deadline, waited_for[0]

@@ -56,7 +56,7 @@ def deploy_all(client: SyncPrefectClient, api_url: str) -> None:
 
 
 def _prefect_deploy(api_url: str) -> None:
-    """A server whose database is busy with a run is asked again: its client repeats a request for a minute, which may not be enough."""
+    """Run the command, again if the server's database was busy: the command repeats a request for a minute, which may not be enough."""
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             done = subprocess.run(

@@ -59,9 +59,8 @@ def test_a_busy_database_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setattr(deploying, "_DEPLOYMENTS", deployments(tmp_path))
     with server.prefect_server() as url, get_client(sync_client=True) as client:
-        monkeypatch.setenv(
-            "PREFECT_CLIENT_MAX_RETRIES", "0"
-        )  # of the command that deploys; by default it would be a minute until its error
+        # Of the command that deploys, which by default would repeat for a minute before its error.
+        monkeypatch.setenv("PREFECT_CLIENT_MAX_RETRIES", "0")
         deploying.create_pool(client)
         with commits(tmp_path / "prefect.db"), monkeypatch.context() as once:
             once.setattr(deploying, "_ATTEMPTS", 1)
