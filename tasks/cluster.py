@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import shutil
 import signal
 import socket
@@ -16,6 +17,7 @@ from unittest.mock import patch
 import ray
 from ray._private import ray_constants
 from ray._private.node import Node
+from ray._raylet import DASHBOARD_AGENT_LISTEN_PORT_NAME, persist_port  # type: ignore[attr-defined]  # not in its stub
 
 from actors.forks import client
 from actors.forks import server as forks
@@ -25,6 +27,8 @@ from configs.run import RayConfig
 from tasks.scratch import RAY, note_raylet, scratch
 
 _PROBE_TIMEOUT_S = 5.0
+_AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
+_PORTS = range(20_000, 32_768)  # below Linux's ephemeral ones: any connection may take one of those before the agent comes to it
 
 
 @contextmanager
@@ -52,7 +56,7 @@ def _cluster(config: RayConfig, namespace: str, num_cpus: int, num_gpus: int | N
     else:
         if settings.get("RAY_AUTH_MODE") != "disabled":
             settings.make_ray_token()
-        with _interruptible_children(), bare_head(), forked_workers():
+        with _interruptible_children(), bare_head(), forked_workers(), chosen_agent_ports():
             ray.init(
                 address="local",
                 namespace=namespace,
@@ -142,6 +146,38 @@ def forked_workers() -> Iterator[None]:
     """Workers of clusters that start inside the block are forks of the process's server, if there is one (actors/forks)."""
     with patch.object(ray_constants, "SETUP_WORKER_FILENAME", client.__file__):  # joined to a directory's path, which this one replaces
         yield
+
+
+@contextmanager
+def chosen_agent_ports() -> Iterator[None]:
+    """The agents of nodes that start inside the block get their ports from here. Where an agent chooses its own, the raylet waits 15 s to
+    hear of it, and then ends (github.com/ray-project/ray/issues/65983): too short for an agent's imports on a full machine, and no option.
+    """
+    start = Node.start_raylet
+
+    def start_raylet(node: Node, *arguments: Any, **options: Any) -> None:
+        for name, port in zip(_AGENT_PORTS, _free_ports(len(_AGENT_PORTS)), strict=True):
+            setattr(node._ray_params, name, port)
+        # The only one of them that Ray does not hand to the raylet.
+        persist_port(
+            node.get_session_dir_path(), node.node_id, DASHBOARD_AGENT_LISTEN_PORT_NAME, node._ray_params.dashboard_agent_listen_port
+        )
+        start(node, *arguments, **options)
+
+    with patch.object(Node, "start_raylet", start_raylet):
+        yield
+
+
+def _free_ports(count: int) -> list[int]:
+    found: list[int] = []
+    # A generator of its own: the run's seeds stay as they are.
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        with socket.socket() as sock, suppress(OSError):
+            sock.bind(("", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise ConfigError(f"no {count} free ports between {_PORTS[0]} and {_PORTS[-1]} for Ray's agents")
 
 
 def _start_nothing(_: Node, **__: Any) -> None:

@@ -25,7 +25,7 @@ from ray._private.node import Node  # noqa: E402
 import benchmarks  # noqa: E402
 import tests  # noqa: E402
 from actors.forks.server import running  # noqa: E402
-from tasks.cluster import bare_head, forked_workers, own_node, raylet  # noqa: E402
+from tasks.cluster import bare_head, chosen_agent_ports, forked_workers, own_node, raylet  # noqa: E402
 from tasks.scratch import remove_semaphores  # noqa: E402
 
 # An actor of a test's class would else import the test's module, and with it pytest, Prefect and whatever the test is about.
@@ -56,7 +56,7 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def ray_session(forks: None) -> Iterator[None]:
     """A cluster of this session's own; tests keep apart by namespace."""
     began = time.time_ns()
-    with forked_workers(), bare_head(), patch.object(Node, "start_log_monitor"):
+    with forked_workers(), bare_head(), chosen_agent_ports(), patch.object(Node, "start_log_monitor"):
         ray.init(
             address="local",
             num_cpus=16,  # logical: actors of several rooms live side by side, most of them idle

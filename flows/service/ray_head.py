@@ -13,14 +13,14 @@ from pathlib import Path
 from ray.scripts import scripts
 
 from actors.forks import server
-from tasks.cluster import forked_workers
+from tasks.cluster import chosen_agent_ports, forked_workers
 
 _LOOK_EVERY_S = 10.0
 
 
 def main(place: str, *arguments: str) -> None:
     """Returns when Ray has ended."""
-    with server.running(Path(place)), forked_workers():
+    with server.running(Path(place)), forked_workers(), chosen_agent_ports():
         threading.Thread(target=_report_trouble, name="forks", daemon=True).start()
         scripts.cli.main(arguments, prog_name="ray")
 

@@ -6,7 +6,8 @@ import signal
 import socket
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -71,31 +72,48 @@ def test_another_failure_is_an_error_at_once(tmp_path: Path, monkeypatch: pytest
 
 def test_a_raylet_that_takes_longer_than_30_s_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By Ray itself, which gives up after 30 s by default: no second start."""
+    with real_ray(tmp_path, monkeypatch) as (running, record):
+        raylet = stopped(record, "/raylet/raylet")
+        time.sleep(35)
+        raylet.resume()
+        running._await_ray()
+
+
+def test_agents_that_take_long_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default the raylet ends where one of them is not there after 15 s."""
+    with real_ray(tmp_path, monkeypatch) as (running, record):
+        agents = [stopped(record, script) for script in ("/dashboard/agent.py", "/runtime_env/agent/main.py")]
+        running._await_ray()
+        for agent in agents:
+            agent.resume()
+
+
+@contextmanager
+def real_ray(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[up.Up, Record]]:
+    """One that is started once, and not again."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(up, "_ATTEMPTS", 1)
-    with Record.locked(tmp_path) as record:
-        running = up.Up(record, tmp_path)
+    with Record.locked(home) as record:
+        running = up.Up(record, home)
         try:
             running._start_ray()
-            raylet = the_raylet(record)
-            raylet.suspend()
-            time.sleep(35)
-            raylet.resume()
-            running._await_ray()
+            yield running, record
         finally:
             record.stop(up.RAY, signal.SIGTERM, 20)
 
 
-def the_raylet(record: Record) -> psutil.Process:
-    """Of Ray's start, as soon as it is there."""
+def stopped(record: Record, program: str) -> psutil.Process:
+    """The process of Ray's start whose program it is, stopped as soon as it is there."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         for member in record.parts[up.RAY].members():
             with suppress(psutil.NoSuchProcess):
-                if (process := psutil.Process(member.pid)).name() == "raylet":
+                process = psutil.Process(member.pid)
+                if any(argument.endswith(program) for argument in process.cmdline()):
+                    process.suspend()
                     return process
         time.sleep(0.02)
-    raise AssertionError("no raylet")
+    raise AssertionError(f"no {program}")
 
 
 @pytest.mark.parametrize("name", [up.SERVER, up.REPORTS])
