@@ -164,8 +164,9 @@ class Up:
     def _note_raylet(self) -> None:
         if self._ray_place is not None:  # this command has started it
             for process in self._record.parts[RAY].members():
-                if Path(f"/proc/{process.pid}/comm").read_text().strip() == "raylet":
-                    scratch.note_raylet(self._ray_place, process.pid)
+                with suppress(FileNotFoundError, ProcessLookupError):  # one has ended meanwhile: imports of Ray's agents start short ones
+                    if Path(f"/proc/{process.pid}/comm").read_text().strip() == "raylet":
+                        scratch.note_raylet(self._ray_place, process.pid)
 
     def _start_reports(self) -> None:
         part = self._record.parts.get(REPORTS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from configs import settings
 from configs.base import ConfigError
 from flows.service import up
-from flows.service.parts import Record
+from flows.service.parts import Part, Process, Record
 from tests.homes import prefect_home
 from tests.patience import WAIT_S
 
@@ -68,6 +69,16 @@ def test_another_failure_is_an_error_at_once(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(ConfigError, match=r"(?s:.*)the port is taken"):
         start_ray(tmp_path, monkeypatch, 1, "the port is taken")
     assert (tmp_path / "tries").read_text() == "1"
+
+
+def test_a_process_of_ray_that_ends_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its agents' imports start short ones while `up` looks for the raylet."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    found, members = [Process(ended.pid, ended.pid, 0)], Part.members
+    monkeypatch.setattr(Part, "members", lambda part: [*([found.pop()] if found else []), *members(part)])
+    start_ray(tmp_path, monkeypatch, 0, "")
+    assert found == []
 
 
 def test_a_raylet_that_takes_longer_than_30_s_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
