@@ -1,8 +1,8 @@
 """`make up` and `make down`: everything that `prefect deployment run grpo/async --watch` needs, on this machine.
 
- up    server ─┐                           ┌─► deploy all ─┐
-               ├─► both answer ─► work pool ┤               ├─► worker ready ─► URL, next command
-       Ray   ──┘                           └─► reports ─► worker
+ up    server ──┐
+       Ray   ───┼─► all answer ─► work pool ─► deploy all ─► worker ready ─► URL, next command
+       reports ─┘
  down  cancel the worker's flow runs ─► worker ─► reports ─► Ray ─► server
 
 A server that PREFECT_API_URL names and a cluster that RAY_ADDRESS names are used, and never stopped.
@@ -73,16 +73,19 @@ class Up:
                 print(f"{name}: had ended by itself (its last words are in {self._record.log(name)}); starting it again")
             self._start_server()
             self._start_ray()
+            self._start_reports()
             self._await_server()
             self._await_ray()
+            self._await_reports()
             server.check_configured(self.api_url)
             with temporary_settings({PREFECT_API_URL: self.api_url}), get_client(sync_client=True) as client:
                 deploying.create_pool(client)
-                self._start_reports()
-                self._await_reports()
-                self._start_worker(client)
+                has_worker = self._look_for_worker()
+                print("deploying prefect.yaml")
                 deploying.deploy_all(client, self.api_url)
                 automations.install(client)
+                if not has_worker:
+                    self._start_worker(client)  # not before: a run that it goes on with keeps the server's database busy
                 self._await(WORKER, "to start", lambda: self._said(WORKER, "started!"))
             self._write_settings()
         except BaseException:
@@ -126,6 +129,11 @@ class Up:
         address = part.address if part else settings.ray_address()
         assert address is not None
         return address
+
+    @property
+    def _worker_address(self) -> str:
+        """Where a worker reports, and the cluster of its runs."""
+        return f"{self.api_url} {self.ray_address}"
 
     # ---- parts ----
 
@@ -177,14 +185,21 @@ class Up:
     def _await_reports(self) -> None:
         self._await_start(REPORTS, "to start", lambda: self._said(REPORTS, "serving at"), self._start_reports)
 
+    def _look_for_worker(self) -> bool:
+        """Whether one runs. What one that died has left behind, its run, ends.
+
+        Raises:
+            ConfigError: it runs for another server or cluster.
+        """
+        part = self._record.parts.get(WORKER)
+        if part is None or not part.alive():
+            self._stop(WORKER)
+            return False
+        if part.address != self._worker_address:
+            raise ConfigError(f"the worker that runs was started for {part.address}, not for {self._worker_address}: `make down` first")
+        return True
+
     def _start_worker(self, client: SyncPrefectClient) -> None:
-        part, address = self._record.parts.get(WORKER), f"{self.api_url} {self.ray_address}"
-        if part is not None and part.alive():
-            if part.address != address:
-                raise ConfigError(f"the worker that runs was started for {part.address}, not for {address}: `make down` first")
-            return
-        if part is not None:
-            self._stop(WORKER)  # what it has left behind
         if SERVER in self._record.parts:
             for run in runs.at_work(client, POOL):
                 if run.infrastructure_pid is None or look(int(run.infrastructure_pid)) is None:
@@ -195,7 +210,7 @@ class Up:
             "PREFECT_WORKER_WEBSERVER_HOST": self._host,
             **pages.environment(self._pages, self._record.parts[REPORTS].address),
         }
-        self._start(WORKER, address, worker_command(POOL, f"make-up-{socket.gethostname()}"), environment)
+        self._start(WORKER, self._worker_address, worker_command(POOL, f"make-up-{socket.gethostname()}"), environment)
 
     def _runs(self, client: SyncPrefectClient) -> list[FlowRun]:
         """The pool's runs at work that are this worker's: all of them on a server of our own, else those of its processes."""
