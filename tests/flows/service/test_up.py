@@ -103,6 +103,7 @@ def real_ray(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[up.U
     """One that is started once, and not again."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(up, "_ATTEMPTS", 1)
+    monkeypatch.setattr(up, "_RAY_PORT", 0)  # any: another test may take the usual one in the same moment
     with Record.locked(home) as record:
         running = up.Up(record, home)
         try:
@@ -116,6 +117,7 @@ def stopped(record: Record, program: str) -> psutil.Process:
     """The process of Ray's start whose program it is, stopped as soon as it is there."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
+        assert record.parts[up.RAY].alive(), record.log(up.RAY).read_text()
         for member in record.parts[up.RAY].members():
             with suppress(psutil.NoSuchProcess):
                 process = psutil.Process(member.pid)
