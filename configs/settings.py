@@ -37,7 +37,7 @@ RUNTIME: Mapping[str, str] = {
     "RAY_prestart_worker_first_driver": "0",
     # Until a node's raylet is there. Ray's 30 s are too few on a machine that starts five clusters at once.
     "RAY_raylet_start_wait_time_s": "120",
-    "RAY_agent_register_timeout_ms": "120000",  # likewise its agents, whose imports take as long as the machine is full; by default 30 s
+    "RAY_agent_register_timeout_ms": "120000",  # likewise until a request to its agents is given up: by default 30 s
     # A stage's thread that asks Ray for something after the run has shut it down: an error at once, and no search for another cluster.
     "RAY_ENABLE_AUTO_CONNECT": "0",
     "RAY_TQDM_PATCH_PRINT": "0",  # else ray.init replaces print and breaks Prefect's log_prints

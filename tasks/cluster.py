@@ -151,17 +151,16 @@ def forked_workers() -> Iterator[None]:
 @contextmanager
 def chosen_agent_ports() -> Iterator[None]:
     """The agents of nodes that start inside the block get their ports from here. Where an agent chooses its own, the raylet waits 15 s to
-    hear of it, and then ends (github.com/ray-project/ray/issues/65983): too short for an agent's imports on a full machine, and no option.
+    hear of it, and then ends (github.com/ray-project/ray/issues/65983). Ray has no option for that, and on a full machine the agents'
+    imports take longer.
     """
     start = Node.start_raylet
 
     def start_raylet(node: Node, *arguments: Any, **options: Any) -> None:
-        for name, port in zip(_AGENT_PORTS, _free_ports(len(_AGENT_PORTS)), strict=True):
-            setattr(node._ray_params, name, port)
+        ports = dict(zip(_AGENT_PORTS, _free_ports(len(_AGENT_PORTS)), strict=True))
+        node._ray_params.update(**ports)
         # The only one of them that Ray does not hand to the raylet.
-        persist_port(
-            node.get_session_dir_path(), node.node_id, DASHBOARD_AGENT_LISTEN_PORT_NAME, node._ray_params.dashboard_agent_listen_port
-        )
+        persist_port(node.get_session_dir_path(), node.node_id, DASHBOARD_AGENT_LISTEN_PORT_NAME, ports["dashboard_agent_listen_port"])
         start(node, *arguments, **options)
 
     with patch.object(Node, "start_raylet", start_raylet):

@@ -19,7 +19,7 @@ from flows.service.parts import PACKAGE, default_home
 POOL = "grpo"
 _DEPLOYMENTS = Path(__file__).parent / "prefect.yaml"  # in a checkout a link to the one at its top
 _ATTEMPTS = 3
-_TIMEOUT_S = 900.0  # some fifteen requests, each of which is repeated for a minute while the server is busy
+_TIMEOUT_S = 900.0  # each of its requests is repeated for a minute while the server is busy
 _BUSY = "503 Service Unavailable"  # of a server whose SQLite had another's commit between what a request read and what it writes
 
 

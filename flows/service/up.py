@@ -172,7 +172,7 @@ class Up:
     def _note_raylet(self) -> None:
         if self._ray_place is not None:  # this command has started it
             for process in self._record.parts[RAY].members():
-                with suppress(FileNotFoundError, ProcessLookupError):  # one has ended meanwhile: imports of Ray's agents start short ones
+                with suppress(FileNotFoundError, ProcessLookupError):  # it may have ended meanwhile: Ray's agents start short commands
                     if Path(f"/proc/{process.pid}/comm").read_text().strip() == "raylet":
                         scratch.note_raylet(self._ray_place, process.pid)
 
@@ -186,7 +186,7 @@ class Up:
         self._await_start(REPORTS, "to start", lambda: self._said(REPORTS, "serving at"), self._start_reports)
 
     def _look_for_worker(self) -> bool:
-        """Whether one runs. What one that died has left behind, its run, ends.
+        """Whether a worker runs. If it has died, the run that it left behind is ended.
 
         Raises:
             ConfigError: it runs for another server or cluster.
@@ -301,7 +301,7 @@ def _ray_command(address: str, client_port: int, place: Path) -> list[str]:
         f"--temp-dir={place / scratch.RAY}", f"--node-ip-address={host}", f"--port={port}", f"--num-cpus={cpus}",
         f"--ray-client-server-port={client_port}",
         # Any free port for the rest: Ray's fixed ones would keep a second cluster from starting on this machine.
-        "--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0",
+        "--min-worker-port=0", "--max-worker-port=0",
     ]  # fmt: skip
 
 
